@@ -1,0 +1,81 @@
+"""Experiment files: one YAML that works alone because its ``base:`` names the files it builds on.
+
+``base: [../configs/trainer/cpu.yaml, ...]`` is read relative to the file that holds it, first to last, and the
+file's own keys come on top. Mappings merge key by key; anything else is replaced. No torch here, so that
+``darlit grid`` and ``darlit results`` answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class ExperimentError(ValueError):
+    """An experiment file that cannot be used; the message says which, why and what to do."""
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with ``above`` on top: mappings merge recursively, all else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def load_experiment(path: str | Path) -> dict[str, Any]:
+    """Read an experiment file with its whole ``base:`` chain as one plain dictionary.
+
+    Raises:
+        ExperimentError: a file that is missing, unreadable, not a mapping, or whose bases form a loop.
+    """
+    return _load(Path(path), chain=())
+
+
+def load_experiments(paths: Iterable[str | Path]) -> dict[str, Any]:
+    """Read several experiment files as one: later files win."""
+    merged: dict[str, Any] = {}
+    for path in paths:
+        merged = merge(merged, load_experiment(path))
+    return merged
+
+
+def _load(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    resolved = path.resolve()
+    if resolved in chain:
+        loop = " -> ".join(step.name for step in (*chain[chain.index(resolved) :], resolved))
+        raise ExperimentError(f"{chain[-1]}: its base chain loops: {loop}; remove one of these base entries")
+    if not resolved.is_file():
+        where = f"{chain[-1]}: base '{path}'" if chain else f"config '{path}'"
+        raise ExperimentError(f"{where} does not exist; give a path relative to the file that names it")
+
+    content = _read_mapping(path)
+    bases = content.pop("base", [])
+    if isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ExperimentError(f"{path}: base must be a path or a list of paths, not {bases!r}")
+
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged = merge(merged, _load(resolved.parent / base, (*chain, resolved)))
+    return merge(merged, content)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ExperimentError(f"{path}: not a readable YAML file: {reason}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ExperimentError(f"{path}: holds a {type(content).__name__}, an experiment is a mapping of keys")
+    return content

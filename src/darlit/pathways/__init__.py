@@ -1,0 +1,60 @@
+"""Residual pathways: one file a family, found by themselves.
+
+A new idea is one file here that subclasses `Pathway` and sets ``name``; `build` and the tables then know it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe
+
+__all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "names"]
+
+
+def families() -> dict[str, type[Pathway]]:
+    """Every pathway class by name: those in this folder, and those of your own modules once imported."""
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)
+    return {family.name: family for family in sorted(_subclasses(Pathway), key=lambda family: family.name)}
+
+
+def names() -> list[str]:
+    """The names that `build` accepts."""
+    return list(families())
+
+
+def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-6, **options: Any) -> Pathway:
+    """Make a pathway for any stack of branches.
+
+    Args:
+        name: one of `names`.
+        num_branches: how many branches write to it, two per Transformer layer.
+        width: D of every branch's input and output.
+        norm_eps: eps of the key norm.
+        options: fields of the family's ``Options``; each has a default.
+
+    Raises:
+        ValueError: an unknown name or option, or a value out of range; the message says what is allowed.
+    """
+    known = families()
+    if name not in known:
+        raise ValueError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
+    family = known[name]
+    allowed = [field.name for field in dataclasses.fields(family.Options)]
+    for option in options:
+        if option not in allowed:
+            raise ValueError(f"{option}={options[option]!r}: {name} has no such option; it has {', '.join(allowed)}")
+    return family(num_branches, width, family.Options(**options), norm_eps)
+
+
+def _subclasses(base: type) -> list[type[Pathway]]:
+    found: list[type[Pathway]] = []
+    for family in type.__subclasses__(base):
+        if hasattr(family, "name"):
+            found.append(family)
+        found += _subclasses(family)
+    return found

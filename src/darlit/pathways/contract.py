@@ -1,0 +1,188 @@
+"""The contract between branches and residual pathways: four doors, and nothing else.
+
+    state = pathway.start(embedding)          # [B, T, D]
+    for i, branch in enumerate(branches):     # attention, feed-forward, attention, ...
+        state.write(i, branch(state.read(i)))
+    hidden = state.finish()                   # [B, T, D], before the final norm
+
+A branch never knows its pathway and a pathway never knows what a branch computes. The pathway module holds
+parameters only; everything of one forward pass lives in the state that ``start`` makes, so two forwards in a
+row, compilation and recomputation are safe. States hold tuples, never lists: whoever changes a state inside a
+region that may run twice (activation checkpointing) changes a `fork` and returns it.
+
+Shapes: B batch, T token, D width, S sources of one read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+BRANCHES_PER_LAYER = 2
+"""A Transformer layer is an attention branch, then a feed-forward branch."""
+
+StateT = TypeVar("StateT", bound="PathwayState")
+Streams = tuple[Tensor, ...]
+"""The states of all streams at one depth, each ``[B, T, D]``; one stream: a tuple of one."""
+
+
+class Probe:
+    """Sees one forward pass from inside; pass one to `Pathway.start`. Without a probe nothing is computed for it.
+
+    Subclass and override what is needed; each default does nothing. Tensors arrive attached to the graph, so
+    run under ``torch.no_grad`` or detach.
+    """
+
+    def source(self, depth: int, stream: int, value_BTD: Tensor) -> Tensor:
+        """A stream's state at a depth (0 is the embedding); what is returned is used in its place."""
+        del depth, stream
+        return value_BTD
+
+    def depth_weights(self, read: int, target: int, weights_BTS: Tensor) -> None:
+        """Softmax weights over the S sources of a read; ``read`` is the branch index, or the number of branches
+        for the final read; ``target`` counts the queries of that read (two in DAR)."""
+
+    def gate(self, name: str, branch: int, value: Tensor) -> None:
+        """A gate's value (any shape) at a branch: alpha, beta, rho, ... as the pathway names them."""
+
+
+def observe(probe: Probe | None, depth: int, streams: Streams) -> Streams:
+    """Show the streams' states at a depth to the probe, if there is one, and take what it returns."""
+    if probe is None:
+        return streams
+    return tuple(probe.source(depth, stream, value_BTD) for stream, value_BTD in enumerate(streams))
+
+
+@dataclass(frozen=True)
+class PathwayOptions:
+    """Base of every pathway's options: a frozen dataclass whose fields all have defaults.
+
+    Fields typed as ``Literal[...]`` are checked here; subclasses extend ``__post_init__`` with their own ranges.
+    """
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                check_option(name, getattr(self, name), getattr(self, name) in get_args(kind), get_args(kind))
+
+
+def check_option(name: str, value: object, valid: bool, allowed: object) -> None:
+    """Raise a one-line ValueError that names the option, its value and what is allowed."""
+    if not valid:
+        choices = ", ".join(map(str, allowed)) if isinstance(allowed, tuple) else allowed
+        raise ValueError(f"{name}={value!r} is not allowed; {name} must be {choices}")
+
+
+@dataclass(kw_only=True)
+class PathwayState(ABC):
+    """What one forward pass knows. Subclasses implement ``_read``, ``_write`` and ``_finish``."""
+
+    pathway: Any
+    probe: Probe | None
+    embedding_BTD: Tensor
+    """Every branch output must have its shape and dtype."""
+    writes: int = 0
+
+    def read(self, branch: int) -> Tensor:
+        """The input ``[B, T, D]`` of branch ``branch``.
+
+        Raises:
+            IndexError: a branch that is not the next one.
+        """
+        self._expect("read", branch)
+        return self._read(branch)
+
+    def write(self, branch: int, output_BTD: Tensor) -> None:
+        """Take in the output ``[B, T, D]`` of branch ``branch``.
+
+        Raises:
+            IndexError: a branch that is not the next one.
+            ValueError: an output of another shape or, outside autocast, of another dtype than the embedding.
+        """
+        self._expect("write", branch)
+        self._write(branch, self._accept(branch, output_BTD))
+        self.writes += 1
+
+    def finish(self) -> Tensor:
+        """The hidden state ``[B, T, D]`` after the last branch, before the final norm.
+
+        Raises:
+            IndexError: some branch has not been written yet.
+        """
+        if self.writes != self.pathway.num_branches:
+            raise IndexError(f"finish() after {self.writes} of {self.pathway.num_branches} branches were written")
+        return self._finish()
+
+    def fork(self: StateT) -> StateT:
+        """A copy whose changes leave this state as it is; tensors are shared, nothing is computed."""
+        return replace(self)
+
+    @abstractmethod
+    def _read(self, branch: int) -> Tensor: ...
+
+    @abstractmethod
+    def _write(self, branch: int, output_BTD: Tensor) -> None: ...
+
+    @abstractmethod
+    def _finish(self) -> Tensor: ...
+
+    def _expect(self, door: str, branch: int) -> None:
+        if branch != self.writes or branch >= self.pathway.num_branches:
+            raise IndexError(
+                f"{door}({branch}) out of order: branch {self.writes} of {self.pathway.num_branches} comes next"
+            )
+
+    def _accept(self, branch: int, output_BTD: Tensor) -> Tensor:
+        same_dtype = output_BTD.dtype == self.embedding_BTD.dtype
+        if not same_dtype and torch.is_autocast_enabled(output_BTD.device.type):
+            output_BTD, same_dtype = output_BTD.to(self.embedding_BTD.dtype), True
+        if output_BTD.shape != self.embedding_BTD.shape or not same_dtype:
+            raise ValueError(
+                f"branch {branch} returned {tuple(output_BTD.shape)} {output_BTD.dtype}, its pathway carries "
+                f"{tuple(self.embedding_BTD.shape)} {self.embedding_BTD.dtype}: a branch must keep shape and dtype"
+            )
+        return output_BTD
+
+
+class Pathway(nn.Module, ABC):
+    """Base of every pathway: its parameters and its `start`.
+
+    Args:
+        num_branches: branches of the whole model, two a layer.
+        width: D, the channels of every branch's input and output.
+        options: an instance of the class attribute ``Options``.
+        norm_eps: eps of the key norm; the backbone passes its own, so that all arms share one value.
+    """
+
+    name: ClassVar[str]
+    """What `darlit.pathways.build` and the tables call it."""
+    Options: ClassVar[type[PathwayOptions]] = PathwayOptions
+
+    def __init__(self, num_branches: int, width: int, options: PathwayOptions, norm_eps: float) -> None:
+        super().__init__()
+        check_option("num_branches", num_branches, num_branches >= 1, "at least 1")
+        check_option("width", width, width >= 1, "at least 1")
+        self.num_branches = num_branches
+        self.width = width
+        self.options: Any = options
+        self.norm_eps = norm_eps
+
+    @property
+    def num_layers(self) -> int:
+        return -(-self.num_branches // BRANCHES_PER_LAYER)
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Set every parameter to its initial value, in place."""
+
+    @abstractmethod
+    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> PathwayState:
+        """Begin a forward pass from the embedding ``[B, T, D]``."""
+
+    def extra_repr(self) -> str:
+        options = ", ".join(f"{field.name}={asdict(self.options)[field.name]!r}" for field in fields(self.options))
+        return f"num_branches={self.num_branches}, width={self.width}" + (f", {options}" if options else "")

@@ -1,0 +1,243 @@
+"""Dual Attention Residuals (DAR, arXiv 2607.18730): two streams that select depths for each other.
+
+Read, before branch i, for each stream j (``dar`` route):
+
+    k^j_r = RMSNorm(H^{1-j}_r)       keys from the opposite stream
+    a^j   = softmax_r <w^j_i, k^j_r>
+    h^j   = sum_r a^j_r H^j_r        values from the own stream, not normalised
+    x_i   = alpha_i h^0 + (1 - alpha_i) h^1
+
+Write, after branch i with output y_i:
+
+    P^j <- rho_i P^j + (1 - rho_i) P^{1-j} + beta^j_i y_i        an empty partial: P^j <- beta^j_i y_i
+    after the last branch of a block of K layers: append P to the history, empty P
+
+K = 1 is Full DAR, K > 1 Block DAR. The transport [[rho, 1-rho], [1-rho, rho]] is doubly stochastic as it stands.
+What the paper's summary leaves open is an option marked [ours] and listed in docs/pathways.md.
+
+At initialisation (zero queries, alpha 1/2, beta^0 + beta^1 = 2) a read is ``residual sum / S`` for the routes dar,
+self_kv and cross_v: transport keeps the sum of the streams. The logits then equal the standard residual's up to the
+norm's eps, relative difference at most ``eps (S^2 - 1) / (2 mean(x^2))`` per norm. Not so with ``fixed_kv`` (both reads
+take stream 1), ``carry_partial`` (entries are running states), ``include_partial=False`` (a branch does not see its
+block) or ``query_init_std > 0``.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from darlit.ops import reference
+from darlit.pathways.contract import (
+    BRANCHES_PER_LAYER,
+    Pathway,
+    PathwayOptions,
+    PathwayState,
+    Probe,
+    Streams,
+    check_option,
+    observe,
+)
+from darlit.pathways.depth_history import DepthHistory, new_queries, reset_queries
+
+
+class Route(NamedTuple):
+    """Per target stream, which stream serves its keys and which its values."""
+
+    key_streams: tuple[int, int]
+    value_streams: tuple[int, int]
+
+
+ROUTES = {
+    "dar": Route(key_streams=(1, 0), value_streams=(0, 1)),
+    "self_kv": Route(key_streams=(0, 1), value_streams=(0, 1)),
+    "cross_v": Route(key_streams=(0, 1), value_streams=(1, 0)),
+    "fixed_kv": Route(key_streams=(0, 0), value_streams=(1, 1)),
+}
+
+
+@dataclass(frozen=True)
+class DualAttentionOptions(PathwayOptions):
+    """Options of Dual Attention Residuals.
+
+    Args:
+        block_size: K layers of a block; 1 = Full DAR. The last block takes the remainder.
+        route: which stream serves keys and values: dar, or an ablation.
+        include_partial: whether the block under way is a source.
+        carry_partial: whether a block starts from the last entry instead of empty [ours].
+        gates: static, a scalar per branch, or dynamic, a scalar and a projection per token [ours].
+        beta_asymmetry: a in beta = 1 +- a at the start; 0 leaves the two streams equal for ever [ours].
+        beta_pattern: stream 0 gets 1 + a in every branch (layer), or in attention branches only and 1 - a in
+            feed-forward branches (branch) [ours].
+        rho_logit: rho = sigmoid(rho_logit) at the start [ours].
+        query_init_std: 0 = zero queries, every read starts as the mean of its sources [ours].
+    """
+
+    block_size: int = 1
+    route: Literal["dar", "self_kv", "cross_v", "fixed_kv"] = "dar"
+    include_partial: bool = True
+    carry_partial: bool = False
+    gates: Literal["static", "dynamic"] = "static"
+    beta_asymmetry: float = 0.25
+    beta_pattern: Literal["layer", "branch"] = "branch"
+    rho_logit: float = 3.0
+    query_init_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("block_size", self.block_size, self.block_size >= 1, "the layers of a block, 1 (full) to L")
+        check_option("beta_asymmetry", self.beta_asymmetry, 0 <= self.beta_asymmetry < 1, "at least 0 and below 1")
+        check_option("query_init_std", self.query_init_std, self.query_init_std >= 0, "at least 0")
+        if not self.include_partial and self.block_size == 1:
+            warnings.warn(
+                "include_partial=False with block_size=1 hides a layer's attention output from its own feed-forward",
+                stacklevel=3,
+            )
+
+
+class Gate(nn.Module):
+    """``sigmoid(scalar_i + <projection_i, features>)`` for each branch of a consecutive or spread set of branches.
+
+    The projection exists for dynamic gates only and starts at zero, so both kinds start equal.
+    """
+
+    def __init__(self, branches: list[int], outputs: int, width: int, dynamic: bool) -> None:
+        super().__init__()
+        self.slot = {branch: slot for slot, branch in enumerate(branches)}
+        self.logit_GO = nn.Parameter(torch.empty(len(branches), outputs))
+        self.projection_GOD = nn.Parameter(torch.empty(len(branches), outputs, width)) if dynamic else None
+
+    def reset_parameters(self, logit_GO: Tensor) -> None:
+        with torch.no_grad():
+            self.logit_GO.copy_(logit_GO.expand_as(self.logit_GO))
+        if self.projection_GOD is not None:
+            nn.init.zeros_(self.projection_GOD)
+
+    def forward(self, branch: int, features_BTD: Tensor | None) -> Tensor:
+        """``[O]`` for a static gate, ``[B, T, O]`` for a dynamic one, in the dtype of statistics."""
+        slot = self.slot[branch]
+        logit = reference.wide(self.logit_GO[slot])
+        if self.projection_GOD is not None and features_BTD is not None:
+            logit = logit + reference.linear(features_BTD, self.projection_GOD[slot])
+        return logit.sigmoid()
+
+
+@dataclass(kw_only=True)
+class DualAttentionState(PathwayState):
+    history: DepthHistory
+    partial: Streams | None = None
+    features_BTD: Tensor | None = None
+    """RMSNorm of the branch's input, what the dynamic write gates look at."""
+
+    def _read(self, read: int) -> Tensor:
+        pathway = self.pathway
+        partial = self.partial if pathway.options.include_partial else None
+        alpha = self._alpha(read, partial)
+        x_BTD = self.history.read(read, (alpha, 1 - alpha), partial, self.probe)
+        if pathway.dynamic:
+            self.features_BTD = reference.rms_norm(x_BTD, pathway.norm_eps)
+        return x_BTD
+
+    def _alpha(self, read: int, partial: Streams | None) -> Tensor | float:
+        pathway = self.pathway
+        if read < pathway.first_choice:
+            return 0.5
+        newest = self.history.entries[-1] if partial is None else partial
+        features_BTD = reference.rms_norm((newest[0] + newest[1]) / 2, pathway.norm_eps) if pathway.dynamic else None
+        alpha = pathway.alpha(read, features_BTD)
+        self._show("alpha", read, alpha)
+        return alpha[..., 0] if pathway.dynamic else alpha
+
+    def _write(self, branch: int, output_BTD: Tensor) -> None:
+        pathway = self.pathway
+        beta = pathway.beta(branch, self.features_BTD)
+        self._show("beta", branch, beta)
+        added = tuple((2 * beta[..., j : j + 1] * output_BTD).to(output_BTD.dtype) for j in (0, 1))
+        carried = self._carried(branch)
+        self.partial = added if carried is None else tuple(p + y for p, y in zip(carried, added, strict=True))
+        if pathway.ends_block(branch):
+            entry = observe(self.probe, len(self.history.entries), self.partial)
+            self.history = self.history.append(entry, next_read=branch + 1)
+            self.partial = None
+
+    def _carried(self, branch: int) -> Streams | None:
+        """The partial after transport, or None where the block starts empty."""
+        pathway = self.pathway
+        carried = self.partial
+        if carried is None and pathway.options.carry_partial:
+            carried = self.history.entries[-1]
+        if carried is None or branch not in pathway.rho.slot:
+            return carried
+        rho = pathway.rho(branch, self.features_BTD)
+        self._show("rho", branch, rho)
+        return reference.transport((carried[0], carried[1]), rho)
+
+    def _finish(self) -> Tensor:
+        return self._read(self.pathway.num_branches)
+
+    def _show(self, name: str, branch: int, value: Tensor) -> None:
+        if self.probe is not None:
+            self.probe.gate(name, branch, 2 * value if name == "beta" else value)
+
+
+class DualAttention(Pathway):
+    """Two streams. State kept: 2 (R + 1) entries of R blocks, and for each the logits of the reads to come.
+
+    Parameters: two queries of D per read that has a choice; per branch one alpha, two betas and, where the streams
+    can differ, one rho; with dynamic gates a projection of D for each of these.
+    """
+
+    name = "dar"
+    Options = DualAttentionOptions
+
+    def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:
+        super().__init__(num_branches, width, options, norm_eps)
+        check_option("block_size", options.block_size, options.block_size <= self.num_layers, f"1 to {self.num_layers}")
+        self.branches_per_block = BRANCHES_PER_LAYER * options.block_size
+        self.dynamic = options.gates == "dynamic"
+        # Before these reads there is one source only, the embedding: no query, no alpha.
+        self.first_choice = 1 if options.include_partial else min(self.branches_per_block, num_branches)
+        choices = list(range(self.first_choice, num_branches + 1))
+        branches = list(range(num_branches))
+        # rho exists where streams that can differ are carried on: not into an empty partial, not from the embedding.
+        carrying = [i for i in branches[1:] if options.carry_partial or i % self.branches_per_block != 0]
+
+        self.queries_JRD = new_queries(2, len(choices), width)
+        self.alpha = Gate(choices, 1, width, self.dynamic)
+        self.beta = Gate(branches, 2, width, self.dynamic)
+        self.rho = Gate(carrying, 1, width, self.dynamic)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_queries(self.queries_JRD, self.options.query_init_std)
+        self.alpha.reset_parameters(torch.tensor(0.0))
+        self.rho.reset_parameters(torch.tensor(float(self.options.rho_logit)))
+        self.beta.reset_parameters(self._beta_logits())
+
+    def _beta_logits(self) -> Tensor:
+        """Logits ``[branches, 2]`` with ``2 sigmoid = 1 +- asymmetry``, signed by the pattern."""
+        asymmetry = self.options.beta_asymmetry
+        size = math.log((1 + asymmetry) / (1 - asymmetry))
+        branch_sign = -1 if self.options.beta_pattern == "branch" else 1
+        signs = torch.tensor([float(branch_sign ** (branch % 2)) for branch in range(self.num_branches)])
+        return size * torch.stack([signs, -signs], dim=-1)
+
+    def ends_block(self, branch: int) -> bool:
+        return (branch + 1) % self.branches_per_block == 0 or branch + 1 == self.num_branches
+
+    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> DualAttentionState:
+        route = ROUTES[self.options.route]
+        history = DepthHistory(
+            queries_JRD=self.queries_JRD,
+            key_streams=route.key_streams,
+            value_streams=route.value_streams,
+            first_choice=self.first_choice,
+            norm_eps=self.norm_eps,
+        )
+        history = history.append(observe(probe, 0, (embedding_BTD, embedding_BTD)), next_read=0)
+        return DualAttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)

@@ -1,0 +1,106 @@
+"""The equal-budget check: cells of one comparison agree on everything except the pathway, or are refused.
+
+It runs on experiment files before a submission and on summaries before a table is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from darlit.grid.runs import Run, arm_order, size_order
+from darlit.grid.summary import EQUAL_FIELDS, field_value
+
+
+class UnequalBudgetError(ValueError):
+    """Two members of one comparison disagree; the message names the field, both values and both files."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One side of a comparison: a file, and what the others of its group must agree with, by field name."""
+
+    file: str
+    fields: Mapping[str, Any]
+
+
+def check_equal(group: str, members: Sequence[Member]) -> None:
+    """Raise :class:`UnequalBudgetError` at the first field on which a member differs from the first one."""
+    for member in members[1:]:
+        _refuse_difference(group, members[0], member)
+
+
+def check_runs(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+    """Group finished runs by size and cell, each cell's runs by seed, and check that every size is one comparison.
+
+    Raises:
+        UnequalBudgetError: unequal budgets within a size, unequal pathways within a cell, or two arms without a
+            common seed.
+    """
+    sizes: dict[str, dict[str, list[Run]]] = {}
+    ordered = sorted(runs, key=_order)
+    for size, of_size in groupby(ordered, key=lambda run: run.summary["size"]):
+        members = list(of_size)
+        check_equal(f"size {size}", [_run_member(run) for run in members])
+        cells = {cell: list(group) for cell, group in groupby(members, key=lambda run: run.summary["cell"])}
+        for cell, of_cell in cells.items():
+            check_equal(
+                f"cell {cell}", [Member(str(run.file), flatten("pathway", run.summary["pathway"])) for run in of_cell]
+            )
+        _check_seeds(size, list(cells.values()))
+        sizes[size] = cells
+    return sizes
+
+
+def _order(run: Run) -> tuple[tuple[int, str], tuple[int, str], str, int]:
+    summary = run.summary
+    return size_order(summary["size"]), arm_order(summary["arm"]), summary["cell"], summary["seed"]
+
+
+def _run_member(run: Run) -> Member:
+    fields: dict[str, Any] = {}
+    for name, path in EQUAL_FIELDS.items():
+        fields |= flatten(name, field_value(run.summary, path))
+    return Member(str(run.file), fields)
+
+
+def _check_seeds(size: str, cells: list[list[Run]]) -> None:
+    """Rows may lack seeds, and are marked; two arms that share none cannot be compared at all."""
+    first = cells[0]
+    seeds = {run.summary["seed"] for run in first}
+    for other in cells[1:]:
+        others = {run.summary["seed"] for run in other}
+        if not seeds & others:
+            raise UnequalBudgetError(
+                f"size {size}: seeds differ: {sorted(seeds)} in {first[0].file}, {sorted(others)} in {other[0].file}; "
+                "compare runs of the same seeds: train the missing ones or move one cell to another runs folder"
+            )
+
+
+def _refuse_difference(group: str, first: Member, other: Member) -> None:
+    for field in [*first.fields, *(name for name in other.fields if name not in first.fields)]:
+        ours, theirs = first.fields.get(field, _UNSET), other.fields.get(field, _UNSET)
+        if ours != theirs or isinstance(ours, bool) != isinstance(theirs, bool):
+            raise UnequalBudgetError(
+                f"{group}: {field} differs: {ours!r} in {first.file}, {theirs!r} in {other.file}; "
+                "compare cells of one budget: change one of the two, or keep them in different groups"
+            )
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "unset"
+
+
+_UNSET = _Unset()
+
+
+def flatten(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {name: value}
+    leaves: dict[str, Any] = {}
+    for key in sorted(value, key=str):
+        leaves |= flatten(f"{name}.{key}", value[key])
+    return leaves

@@ -1,0 +1,77 @@
+"""``results/README.md``: the tables and figures with what is needed to read and to check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from darlit.grid.comparison import Comparison
+from darlit.grid.summary import Summary
+from darlit.grid.table import markdown
+
+_DEFINITIONS = """\
+## How to read the tables
+
+- **val loss**: validation loss at the end of the budget in nats per token, mean ± sample standard deviation
+  over n seeds.
+- **Δ %**: mean loss against the residual arm's on the seeds that both have; negative is better.
+- **paired Δ [95 %]**: loss minus residual's loss under the same seed, mean and two-sided t-interval; a single
+  seed has no interval.
+- **below residual**: share of common evaluation points, over all seeds, at which the arm's loss is the lower one.
+- **tokens/s ×, memory ×**: ratio to residual. **extra**: parameters more than residual.
+- **loss at equal time**: the arm's validation loss once it has trained as long as the residual run of its seed took,
+  linear between evaluations. Its schedule still aims at the full token budget, so a slower arm is read before its
+  learning rate has come down.
+- **the paper's claim**: what the paper reports for that size and arm, for comparison; not our measurement.
+"""
+
+
+def readme(comparisons: Sequence[Comparison], figures: Sequence[Path]) -> str:
+    """Return the Markdown page; ``figures`` are relative to where it will lie."""
+    parts = [
+        "# Results",
+        "Written by `darlit results` from the summaries in `runs/`; the same summaries give the same bytes.",
+    ]
+    for comparison in comparisons:
+        parts += [f"## {comparison.size}", _provenance(comparison), markdown(comparison).rstrip()]
+        parts += _pictures([figure for figure in figures if figure.stem.endswith(f"_{comparison.size}")])
+    across = [figure for figure in figures if figure.stem == "gain_against_size"]
+    if across:
+        parts += ["## Gain against model size", *_pictures(across)]
+    return "\n\n".join([*parts, _DEFINITIONS])
+
+
+def _provenance(comparison: Comparison) -> str:
+    runs = [run.summary for of_cell in comparison.runs.values() for run in of_cell]
+    if not runs:
+        return "No finished run."
+    first, budget = runs[0], runs[0]["budget"]
+    lines = [
+        f"- budget: {budget['tokens']:,} tokens in {budget['steps']:,} steps of {budget['batch_tokens']:,} tokens, "
+        f"sequence length {budget['sequence_length']:,}; validated on {budget['val_tokens']:,} tokens",
+        f"- data: `{first['data']['fingerprint'][:16]}`, tokenizer {first['data']['tokenizer']} "
+        f"({first['data']['vocab_size']:,} tokens, {first['data']['bytes_per_token']:.3g} bytes each)",
+        f"- precision: {first['precision']}",
+        f"- hardware: {_distinct(runs, _hardware)}",
+        f"- versions: {_distinct(runs, _versions)}",
+        f"- git revision: {_distinct(runs, lambda run: (run['git_revision'] or 'unknown')[:12])}",
+    ]
+    return "\n".join(lines)
+
+
+def _hardware(run: Summary) -> str:
+    machine = run["hardware"]
+    gpus = f"{machine['gpus']} × " if machine["gpus"] > 1 else ""
+    return f"{gpus}{machine['device']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB"
+
+
+def _versions(run: Summary) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(run["versions"].items()))
+
+
+def _distinct(runs: Sequence[Summary], describe: Callable[[Summary], str]) -> str:
+    return "; ".join(sorted({describe(run) for run in runs}))
+
+
+def _pictures(figures: Sequence[Path]) -> list[str]:
+    return [f"![{figure.stem.replace('_', ' ')}]({figure.as_posix()})" for figure in figures]

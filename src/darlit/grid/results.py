@@ -1,0 +1,106 @@
+"""``darlit results``: finished runs become one table a size, its figures, and ``results/README.md``.
+
+The equal-budget check runs first; nothing is written if it refuses. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from darlit.experiment import ExperimentError
+from darlit.grid.atomic import write_text
+from darlit.grid.comparison import Comparison, compare
+from darlit.grid.equal_budget import UnequalBudgetError, check_runs
+from darlit.grid.figures import write_figures
+from darlit.grid.report import readme
+from darlit.grid.runs import Run, find_runs, size_order
+from darlit.grid.summary import SummaryError
+from darlit.grid.table import comma_separated, latex, markdown, show
+
+
+def main(argv: list[str]) -> int:
+    """Run the verb; return 0, or 2 for runs that cannot become one table."""
+    arguments = _parser().parse_args(argv)
+    try:
+        asked = _asked_seeds(arguments.grid)
+        return _results(arguments.runs, arguments.out, asked, figures=not arguments.no_figures)
+    except (SummaryError, UnequalBudgetError, ExperimentError) as error:
+        print(f"darlit results: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="darlit results", description="Check finished runs for equal budgets and write their table and figures."
+    )
+    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="where to write (default: results)")
+    parser.add_argument("--grid", type=Path, help="grid file whose cells and seeds the table should hold")
+    parser.add_argument("--no-figures", action="store_true", help="write the tables only")
+    return parser
+
+
+def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], figures: bool) -> int:
+    finished, unfinished = find_runs(runs_dir)
+    if asked:
+        cells = {cell for of_size in asked.values() for cell in of_size}
+        finished = [run for run in finished if run.summary["cell"] in cells]
+        unfinished = [folder for folder in unfinished if folder.parent.name in cells]
+    if not finished:
+        raise SummaryError(
+            f"'{runs_dir}' holds no finished run ({len(unfinished)} unfinished); "
+            "finish one first: darlit fit --config experiments/tiny_residual.yaml"
+        )
+    comparisons = _compare_all(finished, asked)
+
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    for comparison in comparisons:
+        show(comparison, console)
+    if unfinished:
+        console.print(f"{len(unfinished)} unfinished: " + ", ".join(map(str, unfinished)), highlight=False)
+    _write(comparisons, finished, out, figures)
+    console.print(
+        f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures else ""), highlight=False
+    )
+    return 0
+
+
+def _compare_all(finished: Sequence[Run], asked: dict[str, dict[str, list[int]]]) -> list[Comparison]:
+    sizes = check_runs(finished)
+    comparisons = []
+    for size in sorted({*sizes, *asked}, key=size_order):
+        cells = sizes.get(size, {})
+        # Without a grid file, every arm of a size is asked for the seeds that any of its arms has.
+        every_seed = sorted({run.summary["seed"] for runs in cells.values() for run in runs})
+        comparisons.append(compare(size, cells, asked.get(size) or dict.fromkeys(cells, every_seed)))
+    return comparisons
+
+
+def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path, figures: bool) -> None:
+    tables = "\n".join(f"## {comparison.size}\n\n{markdown(comparison)}" for comparison in comparisons)
+    write_text(out / "table.md", tables)
+    write_text(out / "table.csv", comma_separated(comparisons))
+    write_text(out / "table.tex", latex(comparisons))
+    for run in finished:
+        copy = out / "runs" / run.summary["cell"] / f"seed_{run.summary['seed']}.json"
+        if not (copy.exists() and copy.samefile(run.file)):
+            write_text(copy, run.file.read_text(encoding="utf-8"))
+    pictures = write_figures(comparisons, out / "figures") if figures else []
+    write_text(out / "README.md", readme(comparisons, [picture.relative_to(out) for picture in pictures]))
+
+
+def _asked_seeds(grid: Path | None) -> dict[str, dict[str, list[int]]]:
+    """By size and cell, the seeds that a grid file asks for; empty without one."""
+    if grid is None:
+        return {}
+    from darlit.grid.cells import read_grid
+
+    asked: dict[str, dict[str, list[int]]] = {}
+    for task in read_grid(grid).tasks:
+        asked.setdefault(task.size, {}).setdefault(task.cell, []).append(task.seed)
+    return asked

@@ -27,7 +27,7 @@ def names() -> list[str]:
     return list(families())
 
 
-def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-6, **options: Any) -> Pathway:
+def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-10, **options: Any) -> Pathway:
     """Make a pathway for any stack of branches.
 
     Args:
@@ -51,9 +51,9 @@ def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-6, *
     return family(num_branches, width, family.Options(**options), norm_eps)
 
 
-def _subclasses(base: type) -> list[type[Pathway]]:
-    found: list[type[Pathway]] = []
-    for family in type.__subclasses__(base):
+def _subclasses(base: type[Any]) -> list[type[Any]]:
+    found: list[type[Any]] = []
+    for family in base.__subclasses__():
         if hasattr(family, "name"):
             found.append(family)
         found += _subclasses(family)

@@ -1,0 +1,6 @@
+"""The backbone that every arm shares."""
+
+from darlit.backbone.config import BackboneConfig
+from darlit.backbone.transformer import Transformer
+
+__all__ = ["BackboneConfig", "Transformer"]

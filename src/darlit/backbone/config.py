@@ -1,0 +1,63 @@
+"""The shape of the shared backbone, as one dataclass that YAML, code and checkpoints agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """A decoder-only Transformer: RMSNorm, RoPE, QK-norm, SwiGLU, no biases.
+
+    Args:
+        vocab_size: rows of the embedding; token ids must be below it.
+        num_layers: L; each layer is an attention branch and a feed-forward branch.
+        width: D, channels of the residual stream.
+        num_heads: attention heads; width must be a multiple.
+        ffn_width: hidden channels of SwiGLU.
+        sequence_length: longest sequence in tokens; the data's length is linked to it.
+        tie_embeddings: the head uses the embedding's weight.
+        norm_eps: eps of every RMSNorm, the pathways' key norms included, the same for all arms. Small, because a
+            read that is the mean of S sources feels an eps S^2 times larger (docs/pathways.md).
+        rope_base: base of the rotary angles.
+        init_std: standard deviation of the normal initialisation; branch outputs get init_std / sqrt(2 L).
+        loss_chunk_tokens: tokens whose logits exist at one time in the training loss.
+        checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
+    """
+
+    vocab_size: int = 257
+    num_layers: int = 4
+    width: int = 128
+    num_heads: int = 4
+    ffn_width: int = 384
+    sequence_length: int = 128
+    tie_embeddings: bool = True
+    norm_eps: float = 1e-10
+    rope_base: float = 10_000.0
+    init_std: float = 0.02
+    loss_chunk_tokens: int = 4096
+    checkpoint_layers: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("vocab_size", "num_layers", "width", "num_heads", "ffn_width", "sequence_length")
+        for name in (*positive, "loss_chunk_tokens", "norm_eps", "rope_base", "init_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"backbone.width={self.width} is not divisible by backbone.num_heads={self.num_heads}; "
+                f"choose a width that is a multiple of {self.num_heads}"
+            )
+        if self.head_width % 2:
+            raise ValueError(
+                f"backbone.width={self.width} with backbone.num_heads={self.num_heads} gives heads of "
+                f"{self.head_width} channels; RoPE needs an even number"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+    @property
+    def num_branches(self) -> int:
+        return 2 * self.num_layers

@@ -1,0 +1,116 @@
+"""The shared backbone: a decoder-only Transformer whose layers hand their branches to a pathway.
+
+Shapes: B batch, T token, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from darlit.backbone.attention import Attention
+from darlit.backbone.config import BackboneConfig
+from darlit.backbone.feed_forward import build_feed_forward
+from darlit.backbone.loss import head_cross_entropy
+from darlit.backbone.rope import rotary_table
+from darlit.pathways import Pathway, PathwayState, Probe
+
+
+class Layer(nn.Module):
+    """One attention branch and one feed-forward branch, read from and written to a pathway's state."""
+
+    def __init__(self, config: BackboneConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.attention = Attention(config)
+        self.feed_forward = build_feed_forward(config)
+
+    def forward(self, state: PathwayState, rope: Tensor) -> PathwayState:
+        """Return the state after this layer. The given state is left as it was: this region may run twice."""
+        state = state.fork()
+        first, second = 2 * self.index, 2 * self.index + 1
+        state.write(first, self.attention(state.read(first), rope))
+        state.write(second, self.feed_forward(state.read(second)))
+        return state
+
+
+class Transformer(nn.Module):
+    """Backbone x pathway: token ids ``[B, T]`` to hidden states, logits or a loss.
+
+    Every weight outside ``pathway`` is drawn before the pathway's own, in a fixed order: under one seed all arms
+    start from the same backbone.
+
+    Args:
+        config: the backbone's shape.
+        pathway: made for ``config.num_branches`` branches of ``config.width``.
+    """
+
+    rope: Tensor
+
+    def __init__(self, config: BackboneConfig, pathway: Pathway) -> None:
+        super().__init__()
+        if (pathway.num_branches, pathway.width) != (config.num_branches, config.width):
+            raise ValueError(
+                f"pathway has {pathway.num_branches} branches of width {pathway.width}, the backbone "
+                f"{config.num_branches} of {config.width}: build the pathway with the backbone's numbers"
+            )
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.pathway = pathway
+        self.register_buffer("rope", torch.empty(2, config.sequence_length, config.head_width // 2), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all initial values: normal(0, init_std), branch outputs by 1/sqrt(2 L) smaller, gains one."""
+        config = self.config
+        output_std = config.init_std / math.sqrt(config.num_branches)
+        for name, module in self.named_modules():
+            if name.startswith("pathway"):
+                continue
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=output_std if name.endswith(".out") else config.init_std)
+            elif isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+        table = rotary_table(config.sequence_length, config.head_width, config.rope_base, self.rope.device)
+        self.rope.copy_(table)
+        self.pathway.reset_parameters()
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head's matrix ``[V, D]``."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def hidden(self, tokens_BT: Tensor, probe: Probe | None = None) -> Tensor:
+        """Final hidden states ``[B, T, D]`` after the last norm.
+
+        Raises:
+            ValueError: more tokens than ``sequence_length``.
+        """
+        length = tokens_BT.shape[1]
+        if length > self.config.sequence_length:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than backbone.sequence_length={self.config.sequence_length}; "
+                "shorten it or build the model for longer ones"
+            )
+        rope = self.rope[:, :length]
+        recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
+        state = self.pathway.start(self.embedding(tokens_BT), probe)
+        for layer in self.layers:
+            state = checkpoint(layer, state, rope, use_reentrant=False) if recompute else layer(state, rope)
+        return self.final_norm(state.finish())
+
+    def forward(self, tokens_BT: Tensor, probe: Probe | None = None) -> Tensor:
+        """Logits ``[B, T, V]``."""
+        return F.linear(self.hidden(tokens_BT, probe), self.head_weight)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, probe: Probe | None = None) -> Tensor:
+        """Mean next-token cross entropy in nats, a scalar."""
+        hidden_BTD = self.hidden(tokens_BT, probe)
+        return head_cross_entropy(hidden_BTD, self.head_weight, targets_BT, self.config.loss_chunk_tokens)

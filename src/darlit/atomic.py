@@ -1,0 +1,17 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` through a neighbour file and a rename, making folders as needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

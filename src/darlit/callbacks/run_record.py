@@ -1,0 +1,195 @@
+"""The record of a run: curves while it trains, ``progress.json`` now and then, ``summary.json`` when it is done."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from darlit.atomic import write_text
+from darlit.backbone.flops import training_flops_per_token
+from darlit.callbacks.hardware import git_revision, hardware, peak_memory_bytes, versions
+from darlit.callbacks.pathway_health import PathwayHealth
+from darlit.callbacks.throughput import Throughput
+from darlit.modules import Budget, LanguageModule
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Which cell of the grid a run is: ``<size>_<arm>`` under a seed."""
+
+    name: str
+    seed: int
+
+    @property
+    def size(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def arm(self) -> str:
+        return self.name.partition("_")[2] or self.name
+
+
+class RunRecord(pl.Callback):
+    """Writes what a finished run leaves. ``summary.json`` is the last file, whole or absent: its presence means done.
+
+    Args:
+        cell: name and seed.
+        budget: what was planned.
+        seconds_between_progress: how often ``progress.json`` is written.
+    """
+
+    def __init__(self, cell: Cell, budget: Budget, seconds_between_progress: float = 10.0) -> None:
+        self.cell = cell
+        self.budget = budget
+        self.seconds_between_progress = seconds_between_progress
+        self.train_curve: dict[str, list[Any]] = {"step": [], "tokens": [], "loss": []}
+        self.val_curve: dict[str, list[Any]] = {"step": [], "tokens": [], "loss": [], "seconds": []}
+        self.bits_per_byte = math.nan
+        self.restarts = 0
+        self.wall_time = 0.0
+        self._losses: list[Any] = []
+        self._started = 0.0
+        self._last_progress = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._losses.append(outputs["loss"].detach())
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            mean = sum(float(loss) for loss in self._losses) / len(self._losses)
+            self._append(self.train_curve, trainer.global_step, loss=mean)
+            self._losses = []
+        if time.monotonic() - self._last_progress > self.seconds_between_progress:
+            self._write_progress(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = trainer.callback_metrics
+        seconds = self._find(trainer, Throughput).seconds
+        self._append(self.val_curve, trainer.global_step, loss=float(metrics["val/loss"]), seconds=seconds)
+        self.bits_per_byte = float(metrics["val/bits_per_byte"])
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write_progress(trainer)
+        if trainer.global_step < self.budget.steps or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, LanguageModule)
+        summary = self._summary(trainer, pl_module)
+        write_text(self._folder(trainer) / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "train_curve": self.train_curve,
+            "val_curve": self.val_curve,
+            "bits_per_byte": self.bits_per_byte,
+            "restarts": self.restarts,
+            "wall_time": self._wall_time(),
+            "losses": [float(loss) for loss in self._losses],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.train_curve, self.val_curve = state_dict["train_curve"], state_dict["val_curve"]
+        self.bits_per_byte = state_dict["bits_per_byte"]
+        self.restarts = state_dict["restarts"] + 1
+        self.wall_time = state_dict["wall_time"]
+        self._losses = list(state_dict["losses"])
+
+    def _summary(self, trainer: pl.Trainer, module: LanguageModule) -> dict[str, Any]:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        throughput = self._find(trainer, Throughput)
+        pathway = module.transformer.pathway
+        total = sum(parameter.numel() for parameter in module.transformer.parameters())
+        val_tokens = trainer.num_val_batches[0] * data.batch_size * trainer.world_size * data.sequence_length
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cell": self.cell.name,
+            "arm": self.cell.arm,
+            "size": self.cell.size,
+            "seed": self.cell.seed,
+            "git_revision": git_revision(),
+            "versions": versions(),
+            "hardware": hardware(),
+            "budget": {
+                "tokens": self.budget.tokens,
+                "batch_tokens": self.budget.batch_tokens,
+                "steps": self.budget.steps,
+                "sequence_length": data.sequence_length,
+                "val_batches": int(trainer.num_val_batches[0]),
+                "val_tokens": int(val_tokens),
+            },
+            "data": {
+                "fingerprint": data.fingerprint,
+                "tokenizer": data.tokenizer_name,
+                "vocab_size": data.vocab_size,
+                "bytes_per_token": data.bytes_per_token,
+            },
+            "backbone": dict(module.hparams["backbone"]),
+            "optimizer": dict(module.hparams["optimizer"]),
+            "precision": str(trainer.precision),
+            "pathway": {"name": module.pathway_name, **module.hparams["pathway"]},
+            "tokens_seen": trainer.global_step * self.budget.batch_tokens,
+            "val_loss_final": self.val_curve["loss"][-1],
+            "val_loss_best": min(self.val_curve["loss"]),
+            "bits_per_byte": self.bits_per_byte,
+            "curve": {"train": self.train_curve, "val": self.val_curve},
+            "tokens_per_second": throughput.tokens_per_second,
+            "step_time_median_s": throughput.step_time_median,
+            "peak_memory_bytes": peak_memory_bytes(module.device),
+            "parameters": {
+                "total": total,
+                "active": total,
+                "pathway": sum(parameter.numel() for parameter in pathway.parameters()),
+            },
+            "flops_per_token": training_flops_per_token(module.transformer),
+            "wall_time_s": self._wall_time(),
+            "restarts": self.restarts,
+            "health": self._find(trainer, PathwayHealth).latest,
+        }
+
+    def _write_progress(self, trainer: pl.Trainer) -> None:
+        self._last_progress = time.monotonic()
+        if not trainer.is_global_zero:
+            return
+        speed = self._find(trainer, Throughput).recent_tokens_per_second
+        left = (self.budget.steps - trainer.global_step) * self.budget.batch_tokens
+        progress = {
+            "step": trainer.global_step,
+            "max_steps": self.budget.steps,
+            "tokens": trainer.global_step * self.budget.batch_tokens,
+            "loss": self.train_curve["loss"][-1] if self.train_curve["loss"] else None,
+            "tokens_per_second": speed,
+            "seconds_left": left / speed if speed else None,
+            "updated": time.time(),
+            "pid": os.getpid(),
+        }
+        write_text(self._folder(trainer) / "progress.json", json.dumps(progress) + "\n")
+
+    def _append(self, curve: dict[str, list[Any]], step: int, **values: float) -> None:
+        if curve["step"] and curve["step"][-1] >= step:
+            return  # a restart repeats the validation of the step it resumes from
+        for name, value in {"step": step, "tokens": step * self.budget.batch_tokens, **values}.items():
+            curve[name].append(value)
+
+    def _wall_time(self) -> float:
+        return self.wall_time + (time.monotonic() - self._started if self._started else 0.0)
+
+    def _folder(self, trainer: pl.Trainer) -> Path:
+        return Path(trainer.default_root_dir)
+
+    def _find(self, trainer: pl.Trainer, kind: type[Any]) -> Any:
+        return next(callback for callback in trainer.callbacks if isinstance(callback, kind))

@@ -1,0 +1,69 @@
+"""Training speed: tokens per second and step times, validation and checkpoints not counted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+
+class Throughput(pl.Callback):
+    """Times every optimiser step and logs ``train/tokens_per_second``; survives a restart with its totals."""
+
+    window_steps = 50
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Training seconds so far, over all restarts."""
+        self.tokens = 0
+        self.recent: deque[tuple[float, int]] = deque(maxlen=self.window_steps)
+        self.step_seconds: list[float] = []
+        self._started: float | None = None
+        self._step_seconds = 0.0
+        self._step_tokens = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean over all training so far."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def recent_tokens_per_second(self) -> float:
+        """Mean over the last steps."""
+        seconds = sum(step for step, _ in self.recent)
+        return sum(tokens for _, tokens in self.recent) / seconds if seconds else 0.0
+
+    @property
+    def step_time_median(self) -> float:
+        """Median seconds of an optimiser step, 0 before the first."""
+        return statistics.median(self.step_seconds) if self.step_seconds else 0.0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Tensor, _: int) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
+    ) -> None:
+        if self._started is None:
+            return
+        self._step_seconds += time.perf_counter() - self._started
+        self._step_tokens += batch.shape[0] * (batch.shape[1] - 1) * trainer.world_size
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.recent.append((self._step_seconds, self._step_tokens))
+        self.step_seconds.append(self._step_seconds)
+        self.seconds += self._step_seconds
+        self.tokens += self._step_tokens
+        self._step_seconds, self._step_tokens = 0.0, 0
+        pl_module.log("train/tokens_per_second", self.recent_tokens_per_second, batch_size=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "tokens": self.tokens, "step_seconds": self.step_seconds[-1000:]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self.tokens = state_dict["seconds"], state_dict["tokens"]
+        self.step_seconds = list(state_dict["step_seconds"])

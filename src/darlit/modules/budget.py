@@ -1,0 +1,59 @@
+"""The budget that all arms of a comparison share: tokens, and tokens per optimiser step, on any number of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+
+from darlit.pathways.contract import check_option
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run trains.
+
+    Args:
+        tokens: training tokens in all; the steps are tokens // batch_tokens.
+        batch_tokens: tokens of one optimiser step over all devices; gradients are accumulated to reach it.
+        validation_interval: optimiser steps between validations (a checkpoint follows each).
+    """
+
+    tokens: int = 1_000_000
+    batch_tokens: int = 2048
+    validation_interval: int = 50
+
+    def __post_init__(self) -> None:
+        check_option("budget.batch_tokens", self.batch_tokens, self.batch_tokens >= 1, "at least 1")
+        check_option(
+            "budget.tokens", self.tokens, self.tokens >= self.batch_tokens, f"at least batch_tokens={self.batch_tokens}"
+        )
+        check_option(
+            "budget.validation_interval", self.validation_interval, self.validation_interval >= 1, "at least 1"
+        )
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+    def apply(self, trainer: pl.Trainer, batch_size: int, sequence_length: int) -> None:
+        """Set steps, gradient accumulation and validation interval of ``trainer`` for its number of devices.
+
+        Args:
+            batch_size: sequences of one device and one forward pass.
+            sequence_length: tokens of a sequence.
+
+        Raises:
+            ValueError: batch_tokens is not a multiple of what all devices take at once.
+        """
+        at_once = trainer.world_size * batch_size * sequence_length
+        if self.batch_tokens % at_once:
+            raise ValueError(
+                f"budget.batch_tokens={self.batch_tokens} is not a multiple of {at_once} (devices {trainer.world_size} "
+                f"x data.batch_size {batch_size} x data.sequence_length {sequence_length}); change data.batch_size"
+            )
+        trainer.accumulate_grad_batches = self.batch_tokens // at_once
+        trainer.fit_loop.epoch_loop.max_steps = self.steps
+        interval = min(self.validation_interval, self.steps) * trainer.accumulate_grad_batches
+        trainer.val_check_interval = interval
+        trainer.check_val_every_n_epoch = None

@@ -1,0 +1,162 @@
+"""The LightningModule that every arm shares: backbone x pathway, trained on next-token prediction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, ClassVar, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from darlit import pathways
+from darlit.backbone import BackboneConfig, Transformer
+from darlit.modules.metrics import TokenLoss
+from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
+from darlit.pathways import PathwayOptions
+
+ConfigT = TypeVar("ConfigT")
+
+
+class LanguageModule(pl.LightningModule):
+    """Base of all arms; a subclass names its pathway and types its options, and nothing else.
+
+    A batch is ``tokens [B, T + 1]``, int64: the first T are the input, the last T the targets.
+
+    Args:
+        pathway: options of the residual pathway, an instance of the family's ``Options``.
+        backbone: shape of the shared backbone.
+        optimizer: AdamW and its schedule.
+    """
+
+    pathway_name: ClassVar[str]
+
+    def __init__(self, pathway: PathwayOptions, backbone: BackboneConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__()
+        options_class = pathways.families()[self.pathway_name].Options
+        self.pathway_options = _as_config(options_class, pathway)
+        self.backbone = _as_config(BackboneConfig, backbone)
+        self.optimizer = _as_config(OptimizerConfig, optimizer)
+        # Plain values only: the checkpoint then loads with weights_only and rebuilds this module by itself.
+        self.save_hyperparameters(
+            {
+                "pathway": asdict(self.pathway_options),
+                "backbone": asdict(self.backbone),
+                "optimizer": asdict(self.optimizer),
+            }
+        )
+        pathway_module = pathways.build(
+            self.pathway_name,
+            num_branches=self.backbone.num_branches,
+            width=self.backbone.width,
+            norm_eps=self.backbone.norm_eps,
+            **asdict(self.pathway_options),
+        )
+        self.transformer = Transformer(self.backbone, pathway_module)
+        self.val_metric = TokenLoss()
+        self.test_metric = TokenLoss()
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits ``[B, T, V]``."""
+        return self.transformer(tokens_BT)
+
+    def setup(self, stage: str) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None:
+            return
+        if data.vocab_size > self.backbone.vocab_size:
+            raise ValueError(
+                f"the data's token ids go up to {data.vocab_size - 1}, the model has backbone.vocab_size="
+                f"{self.backbone.vocab_size}; set backbone.vocab_size to at least {data.vocab_size}"
+            )
+        for metric in (self.val_metric, self.test_metric):
+            metric.bytes_per_token = data.bytes_per_token
+
+    def training_step(self, tokens: Tensor, batch_idx: int) -> Tensor:
+        loss = self.transformer.loss(tokens[:, :-1], tokens[:, 1:])
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, tokens: Tensor, batch_idx: int) -> None:
+        self._evaluate(tokens, self.val_metric)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_metric(self.val_metric, "val")
+
+    def test_step(self, tokens: Tensor, batch_idx: int) -> None:
+        self._evaluate(tokens, self.test_metric)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_metric(self.test_metric, "test")
+
+    def predict_step(self, tokens: Tensor, batch_idx: int) -> Tensor:
+        """Loss of every target, ``[B, T]`` in nats."""
+        logits_BTV = self(tokens[:, :-1]).float()
+        return nn.functional.cross_entropy(logits_BTV.transpose(1, 2), tokens[:, 1:], reduction="none")
+
+    def configure_optimizers(self) -> Any:
+        transformer = self.transformer
+        backbone = [module for name, module in transformer.named_children() if name != "pathway"]
+        groups = parameter_groups(backbone, transformer.pathway, self.optimizer)
+        adamw = torch.optim.AdamW(
+            groups,
+            lr=self.optimizer.learning_rate,
+            betas=(self.optimizer.beta1, self.optimizer.beta2),
+            fused=True,
+        )
+        factor = schedule_factor(self.optimizer, self.trainer.max_steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(adamw, factor)
+        return {"optimizer": adamw, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.log("train/grad_norm", nn.utils.get_total_norm(gradients))
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["darlit"] = {"pathway": self.pathway_name, "total_steps": self.trainer.max_steps}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_checkpoint(checkpoint)
+
+    def check_checkpoint(self, checkpoint: dict[str, Any], where: str = "the checkpoint") -> None:
+        """Refuse weights of another architecture in one line.
+
+        Raises:
+            ValueError: another pathway, pathway option or backbone shape than this module's.
+        """
+        theirs = checkpoint.get("hyper_parameters", {})
+        their_pathway = checkpoint.get("darlit", {}).get("pathway")
+        mine = {"pathway": {"name": self.pathway_name, **self.hparams["pathway"]}, "backbone": self.hparams["backbone"]}
+        found = {
+            "pathway": {"name": their_pathway, **theirs.get("pathway", {})},
+            "backbone": theirs.get("backbone", {}),
+        }
+        for part, values in mine.items():
+            for name, value in values.items():
+                if found[part].get(name) != value:
+                    raise ValueError(
+                        f"{where} holds another architecture: {part}.{name} is {found[part].get(name)!r} there and "
+                        f"{value!r} here; use the config.yaml beside the checkpoint"
+                    )
+
+    def _evaluate(self, tokens: Tensor, metric: TokenLoss) -> None:
+        metric.update(self.transformer.loss(tokens[:, :-1], tokens[:, 1:]), tokens[:, 1:].numel())
+
+    def _log_metric(self, metric: TokenLoss, stage: str) -> None:
+        values = metric.compute()
+        metric.reset()
+        self.log_dict({f"{stage}/{name}": value.float() for name, value in values.items()}, prog_bar=False)
+
+
+def _as_config(config_class: type[ConfigT], value: Any) -> ConfigT:
+    """A config dataclass, also from the plain dictionary that a checkpoint holds."""
+    return config_class(**value) if isinstance(value, dict) else value

@@ -1,0 +1,97 @@
+"""AdamW, its parameter groups, and the learning-rate schedule over the token budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from darlit.pathways.contract import check_option
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with warmup and decay, the same for all arms of a size.
+
+    Args:
+        learning_rate: peak.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        weight_decay: on the backbone's matrices only; never on pathway parameters, norms and embeddings.
+        pathway_lr_multiplier: the pathway's learning rate over the backbone's.
+        schedule: cosine after the warmup, or warmup_stable_decay (flat, then linear).
+        warmup_fraction: share of the steps with a rising rate.
+        decay_fraction: share of the steps that warmup_stable_decay decays over.
+        final_fraction: last learning rate over the peak.
+    """
+
+    learning_rate: float = 2e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    pathway_lr_multiplier: float = 1.0
+    schedule: Literal["cosine", "warmup_stable_decay"] = "cosine"
+    warmup_fraction: float = 0.02
+    decay_fraction: float = 0.2
+    final_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_fraction", "decay_fraction", "final_fraction", "beta1", "beta2"):
+            check_option(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        for name in ("learning_rate", "weight_decay", "pathway_lr_multiplier"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        schedules = ("cosine", "warmup_stable_decay")
+        check_option("schedule", self.schedule, self.schedule in schedules, schedules)
+
+
+def parameter_groups(
+    backbone: Iterable[nn.Module], pathway: nn.Module, config: OptimizerConfig
+) -> list[dict[str, Any]]:
+    """Three groups: matrices with decay; embeddings and gains without; the pathway without and with its own rate.
+
+    Args:
+        backbone: modules whose parameters are the backbone's; the pathway must not be among them.
+    """
+    decayed: dict[int, nn.Parameter] = {}
+    plain: dict[int, nn.Parameter] = {}
+    for top in backbone:
+        for module in top.modules():
+            is_matrix = not isinstance(module, nn.Embedding)
+            for parameter in module.parameters(recurse=False):
+                group = decayed if is_matrix and parameter.ndim >= 2 else plain
+                group[id(parameter)] = parameter
+    groups: list[dict[str, Any]] = [
+        {"name": "matrices", "params": list(decayed.values()), "weight_decay": config.weight_decay},
+        {"name": "embeddings_and_gains", "params": list(plain.values()), "weight_decay": 0.0},
+        {
+            "name": "pathway",
+            "params": list(pathway.parameters()),
+            "weight_decay": 0.0,
+            "lr": config.learning_rate * config.pathway_lr_multiplier,
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def schedule_factor(config: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
+    """The learning rate over its peak, as a function of the optimiser steps taken."""
+    warmup_steps = max(1, round(config.warmup_fraction * total_steps))
+    decay_steps = max(1, round(config.decay_fraction * total_steps))
+    floor = config.final_fraction
+
+    def cosine(step: int) -> float:
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def stable_decay(step: int) -> float:
+        return max(floor, min(1.0, floor + (1 - floor) * (total_steps - step) / decay_steps))
+
+    after_warmup = cosine if config.schedule == "cosine" else stable_decay
+
+    def factor(step: int) -> float:
+        return (step + 1) / warmup_steps if step < warmup_steps else after_warmup(step)
+
+    return factor

@@ -53,7 +53,7 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def make_summary(size: str, arm: str, seed: int, **changes: Any) -> dict[str, Any]:
+def make_summary(size: str, arm: str, seed: int, /, **changes: Any) -> dict[str, Any]:
     """Return a summary; ``changes`` are dotted paths with ``__`` for the dot."""
     summary = copy.deepcopy(SUMMARY)
     summary |= {"cell": f"{size}_{arm}", "arm": arm, "size": size, "seed": seed, "pathway": {"name": arm}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,83 +17,83 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def write_figures(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
-    """Draw every figure that the finished runs allow and return the PNG files, each with an SVG beside it.
+def write_figures(comparisons: Sequence[Comparison], folder: Path, svg: bool = False) -> list[Path]:
+    """Draw every figure that the finished runs allow and return the PNG files, with ``svg`` each with an SVG beside it.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
     import matplotlib as mpl
 
-    drawings: dict[str, Callable[[Figure], None]] = {}
-    for comparison in comparisons:
-        if not comparison.runs:
-            continue
-        drawings[f"loss_curves_{comparison.size}"] = partial(_loss_curves, comparison)
-        drawings[f"loss_against_speed_{comparison.size}"] = partial(_loss_against_speed, comparison)
-        drawings[f"loss_against_memory_{comparison.size}"] = partial(_loss_against_memory, comparison)
+    drawings: dict[str, Callable[[Figure], None]] = {
+        f"size_{comparison.size}": partial(_draw_size, comparison) for comparison in comparisons if comparison.runs
+    }
     gains = _gains(comparisons)
     if any(len(points) > 1 for points in gains.values()):
-        drawings["gain_against_size"] = partial(_gain_curves, gains)
+        drawings["gain_against_size"] = partial(_draw_gains, gains)
 
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rc("svg", hashsalt="darlit")
-        mpl.rc("axes", grid=True)
+        mpl.rc("svg", hashsalt="darlit", fonttype="none")
+        mpl.rc("font", family="DejaVu Sans")
+        mpl.rc("axes", grid=True, titley=1.0)
         mpl.rc("axes.spines", top=False, right=False)
         mpl.rc("grid", alpha=0.3)
         mpl.rc("legend", frameon=False, fontsize=8)
-        return [_save(draw, folder / name) for name, draw in drawings.items()]
+        return [_save(draw, folder / name, svg) for name, draw in drawings.items()]
 
 
-def _save(draw: Callable[[Figure], None], stem: Path) -> Path:
+def _save(draw: Callable[[Figure], None], stem: Path, svg: bool) -> Path:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure()
     draw(figure)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(f"{stem}.svg", metadata={"Date": None})
+    if svg:
+        figure.savefig(f"{stem}.svg", metadata={"Date": None})
     figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
     return Path(f"{stem}.png")
 
 
-def _loss_curves(comparison: Comparison, figure: Figure) -> None:
+def _draw_size(comparison: Comparison, figure: Figure) -> None:
+    """Three panels: loss curves, final loss against speed, final loss against memory."""
+    figure.set_size_inches(14, 4.4)
+    curves, speed, memory = figure.subplots(1, 3)
+    rows = [row for row in comparison.rows if row.seeds]
+    _draw_curves(comparison, rows, curves)
+    for row in rows:
+        _draw_point(row, row.tokens_per_second, speed)
+        _draw_point(row, row.peak_memory and row.peak_memory / 2**20, memory)
+    curves.set(title=comparison.size, xlabel="training tokens", ylabel="validation loss (nats per token)")
+    speed.set(title="loss against speed", xlabel="tokens per second")
+    memory.set(title="loss against memory", xlabel="peak memory (MiB)")
+    figure.subplots_adjust(left=0.06, right=0.87, bottom=0.14, top=0.91, wspace=0.24)
+    figure.legend(*_first_entries(curves), loc="center left", bbox_to_anchor=(0.88, 0.5))
+
+
+def _draw_curves(comparison: Comparison, rows: Sequence[Row], axes: Axes) -> None:
     """Validation loss against tokens: the mean over seeds, and the band between the lowest and the highest."""
-    axes = figure.subplots()
-    highest = []
-    for row in comparison.rows:
-        if not row.seeds:
-            continue
+    after_warmup: list[float] = []
+    for row in rows:
         tokens, losses = _common_points(comparison.runs[row.cell])
         centre = [mean(at) for at in losses]
         style = _line_style(row.arm)
-        axes.plot(tokens, centre, label=row.arm, linewidth=1.4, **style)
+        axes.plot(tokens, centre, label=row.arm, linewidth=1.4, color=style["color"], linestyle=style["linestyle"])
         if len(row.seeds) > 1:
             low, high = [min(at) for at in losses], [max(at) for at in losses]
             axes.fill_between(tokens, low, high, alpha=0.15, linewidth=0, color=style["color"])
-        highest += [loss for at, loss in zip(tokens, centre, strict=True) if at >= 0.1 * max(tokens)]
-    _clip_warmup(axes, highest)
-    _finish(axes, comparison.size, "training tokens", "validation loss (nats per token)")
+        after_warmup += [loss for at, loss in zip(tokens, centre, strict=True) if at >= 0.1 * max(tokens)]
+    _clip_start(axes, after_warmup)
 
 
-def _loss_against_speed(comparison: Comparison, figure: Figure) -> None:
-    speed = {row.cell: row.tokens_per_second for row in comparison.rows}
-    _loss_against(comparison, figure, speed, "tokens per second")
-
-
-def _loss_against_memory(comparison: Comparison, figure: Figure) -> None:
-    mebibytes = {row.cell: row.peak_memory and row.peak_memory / 2**20 for row in comparison.rows}
-    _loss_against(comparison, figure, mebibytes, "peak memory (MiB)")
-
-
-def _loss_against(comparison: Comparison, figure: Figure, cost: Mapping[str, float | None], label: str) -> None:
-    axes = figure.subplots()
-    for row in comparison.rows:
-        x = cost[row.cell]
-        if x is not None and row.val_loss is not None:
-            style = {"color": _line_style(row.arm)["color"], "label": row.arm}
-            axes.errorbar(x, row.val_loss, yerr=row.val_loss_sd, fmt="o", capsize=3, **style)
-    _finish(axes, comparison.size, label, "final validation loss (nats per token)")
+def _draw_point(row: Row, x: float | None, axes: Axes) -> None:
+    """The mean final loss, with a bar of one standard deviation to each side."""
+    if x is None or row.val_loss is None:
+        return
+    style = _line_style(row.arm)
+    spread = row.val_loss_sd or 0.0
+    axes.plot([x, x], [row.val_loss - spread, row.val_loss + spread], color=style["color"])
+    axes.plot([x], [row.val_loss], color=style["color"], marker=style["marker"])
 
 
 def _gains(comparisons: Sequence[Comparison]) -> dict[str, list[tuple[int, float]]]:
@@ -106,14 +107,21 @@ def _gains(comparisons: Sequence[Comparison]) -> dict[str, list[tuple[int, float
     return gains
 
 
-def _gain_curves(gains: dict[str, list[tuple[int, float]]], figure: Figure) -> None:
+def _draw_gains(gains: dict[str, list[tuple[int, float]]], figure: Figure) -> None:
+    figure.set_size_inches(8, 4.4)
     axes = figure.subplots()
     for arm, points in gains.items():
         sizes, deltas = zip(*sorted(points), strict=True)
-        axes.plot(sizes, deltas, marker="o", label=arm, **_line_style(arm))
+        axes.plot(sizes, deltas, label=arm, **_line_style(arm))
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    _finish(axes, "gain against model size", "parameters of the residual model", "Δ % validation loss against residual")
+    axes.set(
+        title="gain against model size",
+        xlabel="parameters of the residual model",
+        ylabel="Δ % validation loss against residual",
+    )
+    figure.subplots_adjust(left=0.1, right=0.77, bottom=0.14, top=0.91)
+    figure.legend(*_first_entries(axes), loc="center left", bbox_to_anchor=(0.78, 0.5))
 
 
 def _common_points(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
@@ -125,22 +133,24 @@ def _common_points(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
 
 
 def _line_style(arm: str) -> dict[str, Any]:
-    """The same colour for an arm in every figure; arms of the user's own share grey."""
+    """The same look for an arm in every figure; arms of the user's own share grey."""
     if arm == BASELINE:
-        return {"color": "black", "linestyle": "--"}
-    return {"color": f"C{ARMS.index(arm) % 10}" if arm in ARMS else "grey", "linestyle": "-"}
+        return {"color": "black", "linestyle": "--", "marker": "x"}
+    if arm not in ARMS:
+        return {"color": "grey", "linestyle": "-", "marker": "o"}
+    cycle, colour = divmod(ARMS.index(arm) - 1, 10)
+    return {"color": f"C{colour}", "linestyle": ("-", "-.")[cycle], "marker": ("o", "^")[cycle]}
 
 
-def _clip_warmup(axes: Axes, losses: list[float]) -> None:
+def _clip_start(axes: Axes, losses: list[float]) -> None:
     """Leave out the steep start, which would hide the differences at the end."""
-    finite = [loss for loss in losses if loss == loss and loss != float("inf")]
+    finite = [loss for loss in losses if math.isfinite(loss)]
     if finite and max(finite) > min(finite):
         margin = 0.05 * (max(finite) - min(finite))
         axes.set_ylim(min(finite) - margin, max(finite) + margin)
 
 
-def _finish(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+def _first_entries(axes: Axes, limit: int = 24) -> tuple[list[Any], list[str]]:
+    """The legend's handles and labels, no more than fit the height of a figure."""
     handles, labels = axes.get_legend_handles_labels()
-    if 0 < len(labels) <= 20:
-        axes.legend(handles, labels)
+    return handles[:limit], labels[:limit]

@@ -34,7 +34,7 @@ def readme(comparisons: Sequence[Comparison], figures: Sequence[Path]) -> str:
     ]
     for comparison in comparisons:
         parts += [f"## {comparison.size}", _provenance(comparison), markdown(comparison).rstrip()]
-        parts += _pictures([figure for figure in figures if figure.stem.endswith(f"_{comparison.size}")])
+        parts += _pictures([figure for figure in figures if figure.stem == f"size_{comparison.size}"])
     across = [figure for figure in figures if figure.stem == "gain_against_size"]
     if across:
         parts += ["## Gain against model size", *_pictures(across)]

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
         asked = _asked_seeds(arguments.grid)
-        return _results(arguments.runs, arguments.out, asked, figures=not arguments.no_figures)
+        return _results(arguments.runs, arguments.out, asked, arguments.figures)
     except (SummaryError, UnequalBudgetError, ExperimentError) as error:
         print(f"darlit results: {error}", file=sys.stderr)
         return 2
@@ -41,11 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where to write (default: results)")
     parser.add_argument("--grid", type=Path, help="grid file whose cells and seeds the table should hold")
-    parser.add_argument("--no-figures", action="store_true", help="write the tables only")
+    parser.add_argument(
+        "--figures", choices=("none", "png", "svg"), default="png", help="svg writes both kinds (default: png)"
+    )
     return parser
 
 
-def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], figures: bool) -> int:
+def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], figures: str) -> int:
     finished, unfinished = find_runs(runs_dir)
     if asked:
         cells = {cell for of_size in asked.values() for cell in of_size}
@@ -65,7 +67,7 @@ def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], 
         console.print(f"{len(unfinished)} unfinished: " + ", ".join(map(str, unfinished)), highlight=False)
     _write(comparisons, finished, out, figures)
     console.print(
-        f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures else ""), highlight=False
+        f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures != "none" else ""), highlight=False
     )
     return 0
 
@@ -81,7 +83,7 @@ def _compare_all(finished: Sequence[Run], asked: dict[str, dict[str, list[int]]]
     return comparisons
 
 
-def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path, figures: bool) -> None:
+def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path, figures: str) -> None:
     tables = "\n".join(f"## {comparison.size}\n\n{markdown(comparison)}" for comparison in comparisons)
     write_text(out / "table.md", tables)
     write_text(out / "table.csv", comma_separated(comparisons))
@@ -90,7 +92,7 @@ def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path
         copy = out / "runs" / run.summary["cell"] / f"seed_{run.summary['seed']}.json"
         if not (copy.exists() and copy.samefile(run.file)):
             write_text(copy, run.file.read_text(encoding="utf-8"))
-    pictures = write_figures(comparisons, out / "figures") if figures else []
+    pictures = write_figures(comparisons, out / "figures", svg=figures == "svg") if figures != "none" else []
     write_text(out / "README.md", readme(comparisons, [picture.relative_to(out) for picture in pictures]))
 
 

@@ -6,16 +6,22 @@
 Full: every branch output is a source. Block: a source is the sum of the outputs of a block of K layers, and inside
 a block its running sum, if not empty, is one more. A final read over all sources feeds the head.
 
+``num_queries`` reads are averaged; ``sep_v`` projects the values: v_i becomes W_i v_i in the sum, the key stays
+RMSNorm(v_i), one matrix W_i per source. In Block form a block's running sum has its block's matrix.
+
 At initialisation the queries are zero and a read is the mean of its sources, ``residual sum / S``. The branch's
 RMSNorm divides the scale out again up to its eps: relative difference to the standard residual at most
-``eps (S^2 - 1) / (2 mean(x^2))`` per norm, with x the residual sum.
+``eps (S^2 - 1) / (2 mean(x^2))`` per norm, with x the residual sum. With ``sep_v`` the same: every W_i is the identity.
+Not so with ``query_init_std > 0``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
@@ -23,9 +29,11 @@ from darlit.pathways.contract import (
     PathwayOptions,
     PathwayState,
     Probe,
+    Streams,
     check_option,
     observe,
 )
+from darlit.pathways.cost import Cost, history_cost
 from darlit.pathways.depth_history import DepthHistory, new_queries, reset_queries
 
 
@@ -36,11 +44,13 @@ class AttentionOptions(PathwayOptions):
     Args:
         block_size: K layers of a block; 0 = full, every branch output is a source.
         num_queries: independent reads of a branch, averaged [ours]: the control for DAR's two queries.
+        sep_v: values go through a projection of their own, identity at the start, one per source [ours].
         query_init_std: 0 = zero queries; several queries must start apart, or they stay equal for ever.
     """
 
     block_size: int = 0
     num_queries: int = 1
+    sep_v: bool = False
     query_init_std: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,15 +72,19 @@ class AttentionState(PathwayState):
 
     def _read(self, read: int) -> Tensor:
         targets = self.pathway.options.num_queries
-        partial = None if self.partial_BTD is None else (self.partial_BTD,)
+        partial = None if self.partial_BTD is None else self._source(self.partial_BTD)
         return self.history.read(read, [1.0 / targets] * targets, partial, self.probe)
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         self.partial_BTD = output_BTD if self.partial_BTD is None else self.partial_BTD + output_BTD
         if self.pathway.ends_block(branch):
-            entry = observe(self.probe, len(self.history.entries), (self.partial_BTD,))
-            self.history = self.history.append(entry, next_read=branch + 1)
+            (entry_BTD,) = observe(self.probe, len(self.history.entries), (self.partial_BTD,))
+            self.history = self.history.append(self._source(entry_BTD), next_read=branch + 1)
             self.partial_BTD = None
+
+    def _source(self, value_BTD: Tensor) -> Streams:
+        """What the history keeps of the entry that is next to complete."""
+        return self.pathway.source_streams(len(self.history.entries), value_BTD)
 
     def _finish(self) -> Tensor:
         return self._read(self.pathway.num_branches)
@@ -79,10 +93,13 @@ class AttentionState(PathwayState):
 class AttentionResiduals(Pathway):
     """One stream. State kept: every source, and for each the logits of the reads to come.
 
-    Parameters: one query per read that has a choice, `num_queries` times D each.
+    Parameters: one query per read that has a choice, `num_queries` times D each; with `sep_v` D^2 per source.
     """
 
     name = "attnres"
+    title = "Attention Residuals"
+    source = "arXiv 2603.15031"
+    keeps = "the embedding and every branch's or block's output"
     Options = AttentionOptions
 
     def __init__(self, num_branches: int, width: int, options: AttentionOptions, norm_eps: float) -> None:
@@ -91,22 +108,61 @@ class AttentionResiduals(Pathway):
         self.branches_per_source = BRANCHES_PER_LAYER * options.block_size or 1
         # Read 0 sees the embedding alone; from read 1 on there is a choice.
         self.queries_JRD = new_queries(options.num_queries, num_branches, width)
+        if options.sep_v:
+            num_entries = 1 + sum(self.ends_block(branch) for branch in range(num_branches))
+            self.value_projection_EDD = nn.Parameter(torch.empty(num_entries, width, width))
         self.reset_parameters()
+
+    @property
+    def key_streams(self) -> tuple[int, ...]:
+        return (1 if self.options.sep_v else 0,) * self.options.num_queries
+
+    @property
+    def value_streams(self) -> tuple[int, ...]:
+        return (0,) * self.options.num_queries
 
     def reset_parameters(self) -> None:
         reset_queries(self.queries_JRD, self.options.query_init_std)
+        if self.options.sep_v:
+            with torch.no_grad():
+                self.value_projection_EDD.copy_(torch.eye(self.width).expand_as(self.value_projection_EDD))
 
     def ends_block(self, branch: int) -> bool:
         return (branch + 1) % self.branches_per_source == 0 or branch + 1 == self.num_branches
 
+    def source_streams(self, entry: int, value_BTD: Tensor) -> Streams:
+        """What a read takes of a source: its value, and with ``sep_v`` the tensor that its key comes from beside it."""
+        if not self.options.sep_v:
+            return (value_BTD,)
+        projected_BTD = F.linear(value_BTD, self.value_projection_EDD[entry])
+        return projected_BTD.to(value_BTD.dtype), value_BTD
+
+    def cost(self) -> Cost:
+        reads = history_cost(
+            self.num_branches,
+            first_choice=1,
+            ends_block=self.ends_block,
+            partial_is_source=True,
+            key_streams=self.key_streams,
+            value_streams=self.value_streams,
+        )
+        # Adding to a running sum takes two vectors and gives one; an output that is a source by itself is only read.
+        sums = self.num_branches - (reads.entries - 1)
+        kept, moved, flops = reads.entries, reads.moved + 3 * sums + (reads.entries - 1), reads.flops + sums
+        if self.options.sep_v:
+            # A projection per entry and per read of a running sum: the source in, its value out.
+            projections = reads.entries + sums
+            kept, moved, flops = 2 * kept, moved + 2 * projections, flops + 2 * self.width * projections
+        return Cost(kept, moved, flops)
+
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> AttentionState:
-        targets = self.options.num_queries
         history = DepthHistory(
             queries_JRD=self.queries_JRD,
-            key_streams=(0,) * targets,
-            value_streams=(0,) * targets,
+            key_streams=self.key_streams,
+            value_streams=self.value_streams,
             first_choice=1,
             norm_eps=self.norm_eps,
         )
-        history = history.append(observe(probe, 0, (embedding_BTD,)), next_read=0)
+        (entry_BTD,) = observe(probe, 0, (embedding_BTD,))
+        history = history.append(self.source_streams(0, entry_BTD), next_read=0)
         return AttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 import torch
 from torch import Tensor, nn
 
+from darlit.pathways.cost import Cost
+
 BRANCHES_PER_LAYER = 2
 """A Transformer layer is an attention branch, then a feed-forward branch."""
 
@@ -86,6 +88,8 @@ class PathwayState(ABC):
     embedding_BTD: Tensor
     """Every branch output must have its shape and dtype."""
     writes: int = 0
+    reads: int = 0
+    """Branches whose input was handed out; a write needs its own read before it."""
 
     def read(self, branch: int) -> Tensor:
         """The input ``[B, T, D]`` of branch ``branch``.
@@ -94,16 +98,19 @@ class PathwayState(ABC):
             IndexError: a branch that is not the next one.
         """
         self._expect("read", branch)
+        self.reads = branch + 1
         return self._read(branch)
 
     def write(self, branch: int, output_BTD: Tensor) -> None:
         """Take in the output ``[B, T, D]`` of branch ``branch``.
 
         Raises:
-            IndexError: a branch that is not the next one.
+            IndexError: a branch that is not the next one, or that was not read.
             ValueError: an output of another shape or, outside autocast, of another dtype than the embedding.
         """
         self._expect("write", branch)
+        if self.reads != branch + 1:
+            raise IndexError(f"write({branch}) before read({branch}): what a branch adds may depend on what it read")
         self._write(branch, self._accept(branch, output_BTD))
         self.writes += 1
 
@@ -159,7 +166,13 @@ class Pathway(nn.Module, ABC):
     """
 
     name: ClassVar[str]
-    """What `darlit.pathways.build` and the tables call it."""
+    """What `darlit.pathways.build` calls it."""
+    title: ClassVar[str]
+    """Its name in prose and tables."""
+    source: ClassVar[str]
+    """The paper, as ``arXiv number``."""
+    keeps: ClassVar[str]
+    """A few words on what its state holds at the end of a forward pass."""
     Options: ClassVar[type[PathwayOptions]] = PathwayOptions
 
     def __init__(self, num_branches: int, width: int, options: PathwayOptions, norm_eps: float) -> None:
@@ -175,9 +188,21 @@ class Pathway(nn.Module, ABC):
     def num_layers(self) -> int:
         return -(-self.num_branches // BRANCHES_PER_LAYER)
 
+    def ends_layer(self, branch: int) -> bool:
+        """Whether a layer is complete with this branch; the last layer of an odd number of branches has one only."""
+        return (branch + 1) % BRANCHES_PER_LAYER == 0 or branch + 1 == self.num_branches
+
+    def depth(self, branch: int) -> int:
+        """Layers complete after this branch, the branch's own layer counted: the depth that a probe sees."""
+        return branch // BRANCHES_PER_LAYER + 1
+
     @abstractmethod
     def reset_parameters(self) -> None:
         """Set every parameter to its initial value, in place."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """What the mathematics asks for, counted for this pathway's options and size."""
 
     @abstractmethod
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> PathwayState:

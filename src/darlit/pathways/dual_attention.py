@@ -17,9 +17,9 @@ What the paper's summary leaves open is an option marked [ours] and listed in do
 
 At initialisation (zero queries, alpha 1/2, beta^0 + beta^1 = 2) a read is ``residual sum / S`` for the routes dar,
 self_kv and cross_v: transport keeps the sum of the streams. The logits then equal the standard residual's up to the
-norm's eps, relative difference at most ``eps (S^2 - 1) / (2 mean(x^2))`` per norm. Not so with ``fixed_kv`` (both reads
-take stream 1), ``carry_partial`` (entries are running states), ``include_partial=False`` (a branch does not see its
-block) or ``query_init_std > 0``.
+norm's eps, relative difference at most ``eps (S^2 - 1) / (2 mean(x^2))`` per norm with x the residual sum. Not so with
+``fixed_kv`` (both reads take stream 1 and need queries that differ), ``carry_partial`` (entries are running states),
+``include_partial=False`` (a branch does not see its block) or ``query_init_std > 0``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from darlit.pathways.contract import (
     check_option,
     observe,
 )
+from darlit.pathways.cost import Cost, history_cost
 from darlit.pathways.depth_history import DepthHistory, new_queries, reset_queries
 
 
@@ -75,7 +76,7 @@ class DualAttentionOptions(PathwayOptions):
         beta_pattern: stream 0 gets 1 + a in every branch (layer), or in attention branches only and 1 - a in
             feed-forward branches (branch) [ours].
         rho_logit: rho = sigmoid(rho_logit) at the start [ours].
-        query_init_std: 0 = zero queries, every read starts as the mean of its sources [ours].
+        query_init_std: 0 = zero queries, every read starts as the mean of its sources [ours]; fixed_kv needs more.
     """
 
     block_size: int = 1
@@ -93,6 +94,11 @@ class DualAttentionOptions(PathwayOptions):
         check_option("block_size", self.block_size, self.block_size >= 1, "the layers of a block, 1 (full) to L")
         check_option("beta_asymmetry", self.beta_asymmetry, 0 <= self.beta_asymmetry < 1, "at least 0 and below 1")
         check_option("query_init_std", self.query_init_std, self.query_init_std >= 0, "at least 0")
+        if self.route == "fixed_kv" and self.query_init_std == 0:
+            raise ValueError(
+                "route='fixed_kv' with query_init_std=0.0 is not allowed; both reads take the same keys and values, so "
+                "equal queries never separate and alpha never matters: set query_init_std, for example 0.02"
+            )
         if not self.include_partial and self.block_size == 1:
             warnings.warn(
                 "include_partial=False with block_size=1 hides a layer's attention output from its own feed-forward",
@@ -122,7 +128,8 @@ class Gate(nn.Module):
         """``[O]`` for a static gate, ``[B, T, O]`` for a dynamic one, in the dtype of statistics."""
         slot = self.slot[branch]
         logit = reference.wide(self.logit_GO[slot])
-        if self.projection_GOD is not None and features_BTD is not None:
+        if self.projection_GOD is not None:
+            assert features_BTD is not None  # read(branch) came first and made them
             logit = logit + reference.linear(features_BTD, self.projection_GOD[slot])
         return logit.sigmoid()
 
@@ -193,6 +200,9 @@ class DualAttention(Pathway):
     """
 
     name = "dar"
+    title = "Dual Attention Residuals"
+    source = "arXiv 2607.18730"
+    keeps = "two streams of the embedding and every block's entry"
     Options = DualAttentionOptions
 
     def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:
@@ -229,6 +239,29 @@ class DualAttention(Pathway):
 
     def ends_block(self, branch: int) -> bool:
         return (branch + 1) % self.branches_per_block == 0 or branch + 1 == self.num_branches
+
+    def cost(self) -> Cost:
+        route = ROUTES[self.options.route]
+        reads = history_cost(
+            self.num_branches,
+            self.first_choice,
+            ends_block=self.ends_block,
+            partial_is_source=self.options.include_partial,
+            key_streams=route.key_streams,
+            value_streams=route.value_streams,
+        )
+        # A write into an empty block takes the output and gives two partials, a product each; one that carries takes
+        # two partials more, exchanges them (four flops) and adds.
+        empty = 0 if self.options.carry_partial else reads.entries - 1
+        carrying = self.num_branches - empty
+        # Dynamic gates: one feature norm per read for alpha and one for beta and rho, and their projections.
+        outputs = sum(gate.logit_GO.numel() for gate in (self.alpha, self.beta, self.rho))
+        gates = (4 + 1) * len(self.alpha.slot) + 3 * self.num_branches + 2 * outputs if self.dynamic else 0
+        return Cost(
+            kept=2 * reads.entries,
+            moved=reads.moved + 3 * empty + 5 * carrying,
+            flops=reads.flops + 2 * empty + 8 * carrying + gates,
+        )
 
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> DualAttentionState:
         route = ROUTES[self.options.route]

@@ -1,4 +1,7 @@
-"""The standard residual, ``x <- x + f_i(x)``: the baseline of every table."""
+"""The standard residual, ``x <- x + f_i(x)``: the baseline of every table.
+
+At initialisation its logits are what the other pathways' are compared with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from darlit.pathways.contract import BRANCHES_PER_LAYER, Pathway, PathwayState, Probe, observe
+from darlit.pathways.contract import Pathway, PathwayState, Probe, observe
+from darlit.pathways.cost import Cost
 
 
 @dataclass(kw_only=True)
@@ -18,9 +22,8 @@ class ResidualState(PathwayState):
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         self.x_BTD = self.x_BTD + output_BTD
-        depth, branch_in_layer = divmod(branch + 1, BRANCHES_PER_LAYER)
-        if branch_in_layer == 0:
-            (self.x_BTD,) = observe(self.probe, depth, (self.x_BTD,))
+        if self.pathway.ends_layer(branch):
+            (self.x_BTD,) = observe(self.probe, self.pathway.depth(branch), (self.x_BTD,))
 
     def _finish(self) -> Tensor:
         return self.x_BTD
@@ -30,9 +33,16 @@ class Residual(Pathway):
     """One stream, no parameters. State kept: the running sum."""
 
     name = "residual"
+    title = "Standard residual"
+    source = "arXiv 1512.03385"
+    keeps = "the running sum"
 
     def reset_parameters(self) -> None:
         """Nothing to set."""
+
+    def cost(self) -> Cost:
+        # A write reads the sum and the branch's output and writes the sum: one addition.
+        return Cost(kept=1, moved=3 * self.num_branches, flops=self.num_branches)
 
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> ResidualState:
         (x_BTD,) = observe(probe, 0, (embedding_BTD,))

@@ -1,0 +1,162 @@
+"""Manifold-constrained Hyper-Connections (mHC, arXiv 2512.24880): streams are exchanged by doubly stochastic matrices.
+
+    x'     = RMSNorm(vec(X))                                   all n D channels at once, no gain [ours]
+    H_pre  = sigmoid(alpha_pre x' phi_pre + b_pre)             1 x n
+    H_post = 2 sigmoid(alpha_post x' phi_post + b_post)        1 x n
+    H_res  = Sinkhorn(exp(alpha_res mat(x' phi_res) + b_res))  n x n
+    X      <- H_res X + H_post^T f(H_pre X)                    output stream o is sum_i H_res[o, i] X_i
+
+Sinkhorn divides by column sums, then by row sums, 20 times. For n = 2 the limit has a closed form: with logits
+[[a, b], [c, d]] it is [[rho, 1 - rho], [1 - rho, rho]] and rho = sigmoid((a + d - b - c) / 2). Streams start as n
+copies of the embedding and are summed at the end.
+
+H_res has parameters for the branches between the first and the last only: the first sees n equal streams, and the sum
+after the last is the same for every doubly stochastic matrix.
+
+At initialisation phi = 0 [ours], H_post = 1, and the entries of H_pre sum to one: branch i reads `read_share` of stream
+``i mod n`` and equal parts of the rest [ours]; equal shares of all streams would leave them equal for ever. Every stream
+is the residual sum up to rounding, for any H_res, and so is what a branch reads. The sum of the streams is n times the
+residual sum: relative difference to the standard residual at the final norm at most ``eps (1 - 1 / n^2) / (2 mean(x^2))``
+with x the residual sum. (n = 1: a branch reads read_share times the stream, the difference is at most
+``eps (1 / read_share^2 - 1) / (2 mean(x^2))`` per norm.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from darlit.ops import reference
+from darlit.pathways.contract import PathwayOptions, Streams, check_option
+from darlit.pathways.cost import Cost
+from darlit.pathways.streams import Mixing, WidenedStreams
+
+SINKHORN_ITERATIONS = 20
+"""The paper's."""
+
+
+@dataclass(frozen=True)
+class ManifoldHyperConnectionsOptions(PathwayOptions):
+    """Options of manifold-constrained Hyper-Connections.
+
+    Args:
+        num_streams: n.
+        read_share: how much of what branch i reads comes from stream i mod n at the start [ours].
+        res_logit: b_res at the start is res_logit times the identity: near the identity for large values [ours].
+        dynamic_scale: alpha_pre, alpha_post and alpha_res at the start.
+    """
+
+    num_streams: int = 4
+    read_share: float = 0.75
+    res_logit: float = 5.0
+    dynamic_scale: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("num_streams", self.num_streams, self.num_streams >= 1, "at least 1")
+        check_option("read_share", self.read_share, 0 < self.read_share < 1, "above 0 and below 1")
+        check_option("dynamic_scale", self.dynamic_scale, self.dynamic_scale > 0, "above 0")
+        check_option("res_logit", self.res_logit, math.isfinite(self.res_logit), "a finite number")
+
+
+class ManifoldHyperConnections(WidenedStreams):
+    """n streams. State kept: the n streams.
+
+    Parameters per branch: 2 n scalars, 2 n^2 D and two scales; for H_res, where it matters, n^2 + n^3 D and one scale.
+    """
+
+    name = "mhc"
+    title = "Manifold-constrained Hyper-Connections"
+    source = "arXiv 2512.24880"
+    keeps = "n streams"
+    Options = ManifoldHyperConnectionsOptions
+
+    def __init__(
+        self, num_branches: int, width: int, options: ManifoldHyperConnectionsOptions, norm_eps: float
+    ) -> None:
+        super().__init__(num_branches, width, options, norm_eps)
+        n = options.num_streams
+        mixing = range(1, num_branches - 1) if n > 1 else range(0)
+        self.res_slot = {branch: slot for slot, branch in enumerate(mixing)}
+        # One row of n D channels for every logit, kept as [N, D]: stream by stream.
+        self.pre_bias_IN = nn.Parameter(torch.empty(num_branches, n))
+        self.pre_projection_INND = nn.Parameter(torch.empty(num_branches, n, n, width))
+        self.pre_scale_I = nn.Parameter(torch.empty(num_branches))
+        self.post_bias_IN = nn.Parameter(torch.empty(num_branches, n))
+        self.post_projection_INND = nn.Parameter(torch.empty(num_branches, n, n, width))
+        self.post_scale_I = nn.Parameter(torch.empty(num_branches))
+        self.res_bias_INN = nn.Parameter(torch.empty(len(mixing), n, n))
+        self.res_projection_INND = nn.Parameter(torch.empty(len(mixing), n * n, n, width))
+        self.res_scale_I = nn.Parameter(torch.empty(len(mixing)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n, share = self.num_streams, self.options.read_share
+        own = torch.eye(n)[torch.arange(self.num_branches) % n]
+        shares_IN = own * share + (1 - own) * (1 - share) / max(n - 1, 1)
+        with torch.no_grad():
+            self.pre_bias_IN.copy_(torch.logit(shares_IN.double()))
+            self.post_bias_IN.zero_()
+            self.res_bias_INN.copy_((self.options.res_logit * torch.eye(n)).expand_as(self.res_bias_INN))
+            for kind in ("pre", "post", "res"):
+                self.get_parameter(f"{kind}_projection_INND").zero_()
+                self.get_parameter(f"{kind}_scale_I").fill_(self.options.dynamic_scale)
+
+    def mixing(self, branch: int, streams: Streams) -> Mixing:
+        n, slot = self.num_streams, self.res_slot.get(branch)
+        rows = [self.pre_projection_INND[branch], self.post_projection_INND[branch]]
+        if slot is not None:
+            rows.append(self.res_projection_INND[slot])
+        parts = vector_logits(streams, torch.cat(rows), self.norm_eps).split([len(row) for row in rows], dim=-1)
+
+        wide = reference.wide
+        pre = wide(self.pre_scale_I[branch]) * parts[0] + wide(self.pre_bias_IN[branch])
+        post = wide(self.post_scale_I[branch]) * parts[1] + wide(self.post_bias_IN[branch])
+        res = None
+        if slot is not None:
+            res = wide(self.res_scale_I[slot]) * parts[2].unflatten(-1, (n, n)) + wide(self.res_bias_INN[slot])
+        return Mixing(pre.sigmoid(), 2 * post.sigmoid(), None if res is None else doubly_stochastic(res))
+
+    def cost(self) -> Cost:
+        n, exchanges = self.num_streams, len(self.res_slot)
+        logits = 2 * n + 2 * n * 2 * n
+        return Cost(
+            kept=n,
+            # A read takes n streams and gives one vector; a write takes the streams and the output and gives n.
+            moved=self.num_branches * (3 * n + 2) + n + 1,
+            flops=self.num_branches * (2 * n + 2 * n + logits) + exchanges * (2 * n * n + 2 * n * n * n) + n - 1,
+        )
+
+
+def vector_logits(streams: Streams, rows_CND: Tensor, eps: float) -> Tensor:
+    """``RMSNorm(vec(streams)) @ rows^T``, ``[B, T, C]`` in the dtype of statistics, for C rows of N D channels."""
+    dots = [reference.linear(x_BTD, rows_CD) for x_BTD, rows_CD in zip(streams, rows_CND.unbind(1), strict=True)]
+    squares = [reference.wide(x_BTD).square().mean(-1, keepdim=True) for x_BTD in streams]
+    scale_BT1 = torch.rsqrt(torch.stack(squares).mean(0) + eps)
+    return torch.stack(dots).sum(0) * scale_BT1
+
+
+def doubly_stochastic(logits: Tensor) -> Tensor:
+    """The doubly stochastic matrix ``[..., N, N]`` of ``exp(logits)``: in closed form for N = 2, else by Sinkhorn."""
+    if logits.shape[-1] != 2:
+        # The iterates of every branch would stay in memory until the backward pass; they are cheap to make again.
+        return checkpoint(sinkhorn, logits, SINKHORN_ITERATIONS, use_reentrant=False, preserve_rng_state=False)
+    (a, b), (c, d) = (row.unbind(-1) for row in logits.unbind(-2))
+    half = (a + d - b - c) / 2
+    stay, swap = half.sigmoid(), (-half).sigmoid()
+    return torch.stack([torch.stack([stay, swap], -1), torch.stack([swap, stay], -1)], -2)
+
+
+def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
+    """``exp(logits)`` ``[..., N, N]`` with columns, then rows, divided by their sums, ``iterations`` times.
+
+    Computed with logarithms in the dtype of statistics, so that it is finite for logits far apart.
+    """
+    log_matrix = reference.wide(logits)
+    for _ in range(iterations):
+        log_matrix = log_matrix.log_softmax(-2).log_softmax(-1)
+    return log_matrix.exp()

@@ -1,0 +1,5 @@
+"""From texts to batches: tokenizers, preparation into litdata chunks, a resumable loader, the DataModule.
+
+Importing this package prepares, downloads and imports nothing heavy: take names from its modules
+(``from darlit.data.datamodule import TokenDataModule``, ``from darlit.data.prepare import prepare``).
+"""

@@ -1,0 +1,211 @@
+"""The LightningDataModule of prepared tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule
+
+from darlit.data.documents import DocumentPlace, documents_of_blocks
+from darlit.data.errors import DataError
+from darlit.data.loader import ResumableLoader, TokenDataset
+from darlit.data.manifest import Manifest, open_manifest
+from darlit.data.order import BatchOrder
+from darlit.data.tokenizers import Tokenizer
+from darlit.data.verification import verify
+
+
+class TokenDataModule(LightningDataModule):
+    """Token blocks for language models. A batch is one int64 tensor ``tokens_BT1`` of shape
+    ``[batch_size, sequence_length + 1]``: the model reads ``[:, :-1]`` and predicts ``[:, 1:]``.
+
+    Args:
+        folder: what ``darlit prepare`` wrote. Default: the Python standard library's sources, prepared in the
+            cache folder (``$DARLIT_CACHE`` or ``~/.cache/darlit``) on first use.
+        tokenizer: of the default corpus, ``bytes`` (default) or ``bpe``. With a folder, which has a tokenizer
+            already, it is only compared.
+        sequence_length: tokens the model sees; any length up to the folder's chunk size.
+        batch_size: sequences a device and micro-batch.
+        val_sequences: sequences of a validation, over all devices, spread evenly over the split; default all.
+        num_workers: loader processes; 0 reads in the training process. Never changes the order.
+        persistent_workers: keep them between epochs.
+        seed: order of the training sequences.
+        verify: hash every file when the folder is new to this machine or has changed (``first_use``), in
+            every run (``always``), or never (``sizes``). Sizes and the manifest are always checked.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        tokenizer: str | None = None,
+        sequence_length: int = 128,
+        batch_size: int = 16,
+        val_sequences: int | None = None,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        seed: int = 0,
+        verify: Literal["first_use", "always", "sizes"] = "first_use",
+    ) -> None:
+        super().__init__()
+        for name, value, lowest in (
+            ("sequence_length", sequence_length, 1),
+            ("batch_size", batch_size, 1),
+            ("val_sequences", val_sequences, 1),
+            ("num_workers", num_workers, 0),
+            ("seed", seed, 0),
+        ):
+            if value is not None and value < lowest:
+                raise DataError(f"{name} {value} must be at least {lowest}")
+        if folder is None and tokenizer not in (None, "bytes", "bpe"):
+            raise DataError(
+                f"tokenizer {tokenizer!r}: the default corpus has bytes and bpe; for another one type "
+                "darlit prepare SOURCE --out FOLDER --tokenizer ... and give the folder"
+            )
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.sequence_length = sequence_length
+        self.batch_size = batch_size
+        self.val_sequences = val_sequences
+        self.num_workers = num_workers
+        self.persistent_workers = persistent_workers
+        self.seed = seed
+        self.verify = verify
+        self._manifest: Manifest | None = None
+        self._train: ResumableLoader | None = None
+
+    def prepare_data(self) -> None:
+        """Prepare the default corpus where it is missing, and verify the folder. One process a machine."""
+        if self.folder is None:
+            from darlit.data.prepare import prepare_default
+
+            prepare_default(self.tokenizer or "bytes", show_progress=True)
+        verify(open_manifest(self.data_folder), self.verify)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the folder and check sizes, tokenizer and sequence length. Raises DataError."""
+        manifest = open_manifest(self.data_folder)
+        manifest.check_sizes()
+        if self.tokenizer not in (None, manifest.tokenizer_name):
+            raise DataError(
+                f"{manifest.folder} was prepared with tokenizer {manifest.tokenizer_name!r}, not "
+                f"{self.tokenizer!r}; leave the tokenizer out, or prepare another folder with it"
+            )
+        TokenDataset(manifest, "train", self.sequence_length)
+        TokenDataset(manifest, "val", self.sequence_length)
+        self._manifest = manifest
+
+    @property
+    def data_folder(self) -> Path:
+        """The prepared folder in use."""
+        if self.folder is not None:
+            return Path(self.folder)
+        from darlit.data.corpus import default_folder
+
+        return default_folder(self.tokenizer or "bytes")
+
+    @property
+    def manifest(self) -> Manifest:
+        """The folder's manifest, after ``setup``."""
+        if self._manifest is None:
+            raise RuntimeError("the data is not set up; call prepare_data() and setup() first")
+        return self._manifest
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.manifest.vocab_size
+
+    @property
+    def separator(self) -> int:
+        """The token id that ends every document."""
+        return self.manifest.separator
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Text bytes a token of the validation split: bits per byte = loss / ln 2 / bytes_per_token."""
+        return self.manifest.bytes_per_token("val")
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two folders exactly when training sees the same tokens in them."""
+        return self.manifest.fingerprint
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.manifest.tokenizer_name
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the folder, to turn text into ids and ids into text."""
+        return self.manifest.tokenizer()
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = TokenDataset(self.manifest, "train", self.sequence_length)
+        order = BatchOrder(
+            len(dataset),
+            self.batch_size,
+            *self._rank_of_ranks(),
+            seed=None if self._overfits() else self.seed,
+        )
+        order = replace(order, max_batches=self._limit_train_batches(len(order)))
+        self._train = self._loader(dataset, order, persistent_workers=self.persistent_workers)
+        return self._train
+
+    def val_dataloader(self) -> ResumableLoader:
+        """The same sequences in the same order, every time."""
+        return self._evaluation_loader(self.val_sequences)
+
+    def test_dataloader(self) -> ResumableLoader:
+        """The whole validation split."""
+        return self._evaluation_loader(None)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        return self._evaluation_loader(self.val_sequences)
+
+    def documents_of_batch(self, epoch: int, batch: int) -> list[list[DocumentPlace]]:
+        """Which documents this rank's training batch (numbered from 0 in its epoch) holds, by sequence."""
+        if self._train is None:
+            raise RuntimeError("there is no training loader yet; call train_dataloader() first")
+        return documents_of_blocks(self.manifest, "train", self._train.dataset, self._train.blocks_of(epoch, batch))
+
+    def _evaluation_loader(self, sequences: int | None) -> ResumableLoader:
+        dataset = TokenDataset(self.manifest, "val", self.sequence_length)
+        if sequences is not None and sequences > len(dataset):
+            raise DataError(
+                f"val_sequences {sequences}: {dataset.folder} has {len(dataset)} of length {self.sequence_length}; "
+                "lower it, or leave it out to use them all"
+            )
+        order = BatchOrder(len(dataset), self.batch_size, *self._rank_of_ranks(), take=sequences)
+        return self._loader(dataset, order, persistent_workers=False)
+
+    def _loader(self, dataset: TokenDataset, order: BatchOrder, *, persistent_workers: bool) -> ResumableLoader:
+        return ResumableLoader(
+            dataset,
+            order,
+            {"fingerprint": self.fingerprint},
+            num_workers=self.num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=self._on_cuda(),
+        )
+
+    def _rank_of_ranks(self) -> tuple[int, int]:
+        """This process's data-parallel rank and their number."""
+        strategy: Any = getattr(self.trainer, "strategy", None)
+        ranks = getattr(strategy, "distributed_sampler_kwargs", None)  # parallel strategies have it
+        return (ranks["rank"], ranks["num_replicas"]) if ranks else (0, 1)
+
+    def _overfits(self) -> bool:
+        """Whether the trainer wants the same few batches in every epoch."""
+        return bool(getattr(self.trainer, "overfit_batches", 0))
+
+    def _limit_train_batches(self, batches: int) -> int | None:
+        """The trainer's limit: the loader must know where an epoch ends, to resume in the next one."""
+        limit = None if self.trainer is None else self.trainer.limit_train_batches
+        if limit is None or (limit == 1.0 and isinstance(limit, float)):
+            return None
+        return int(batches * limit) if isinstance(limit, float) else limit
+
+    def _on_cuda(self) -> bool:
+        device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
+        return device is not None and device.type == "cuda"

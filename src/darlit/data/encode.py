@@ -1,0 +1,142 @@
+"""One step of preparation: a batch of records becomes, for each split, one run of tokens.
+
+Steps are independent of each other, so threads can take them: the heavy parts (tokenizers, hashing, numpy)
+release Python's lock. The caller writes the results in order, so the thread count never shows in the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from darlit.data.errors import DataError
+from darlit.data.sources import Batch, Source, document_digest, parse_json_lines
+from darlit.data.tokenizers import InvalidTextError, Tokenizer
+
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of one batch. ``numbers`` count within the source, ``digests`` decide the split."""
+
+    numbers: list[int]
+    texts: list[bytes]
+    digests: list[bytes]
+    offsets: list[int]
+    continues: bool
+    open_end: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one batch adds to one split: ``tokens_N`` with separators, and where documents start in it."""
+
+    tokens_N: NDArray[np.integer]
+    starts: list[int]
+    numbers: list[int]
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """A document belongs to validation when its digest, as a fraction of all digests, is below ``val_fraction``.
+
+    A document's split depends on nothing but its bytes, so it stays when other files are added.
+    """
+
+    val_fraction: float
+
+    def split_of(self, digest: bytes) -> str:
+        return "val" if int.from_bytes(digest[:8], "big") < self.val_fraction * 2**64 else "train"
+
+
+def read_documents_of(batch: Batch, source: Source, text_field: str) -> Documents:
+    """Parse a batch's records and hash its documents. Raises DataError with path and line."""
+    if source.kind == "jsonl":
+        numbers, texts = parse_json_lines(batch, source, text_field)
+    else:
+        numbers, texts = list(range(batch.first, batch.first + len(batch.records))), batch.records
+    digests = [batch.digest] * len(texts) if batch.digest else [document_digest(text) for text in texts]
+    return Documents(numbers, texts, digests, batch.offsets, batch.continues, batch.open_end)
+
+
+class DuplicateFilter:
+    """Keeps the first of documents with equal bytes. Batches must come in order.
+
+    ``new_digests`` are those added since the last ``take_digests``; a resumed preparation starts from the
+    digests that were written down.
+    """
+
+    def __init__(self, seen: Iterable[bytes] = ()) -> None:
+        self._seen = set(seen)
+        self._new: list[bytes] = []
+        self._dropping = False
+
+    def __call__(self, documents: Documents) -> Documents:
+        if documents.continues:  # the first part of a long document has decided for all
+            return replace(documents, texts=[], digests=[], numbers=[], offsets=[]) if self._dropping else documents
+        kept = [place for place, digest in enumerate(documents.digests) if self._is_new(digest)]
+        self._dropping = documents.open_end and not kept
+        return replace(
+            documents,
+            numbers=[documents.numbers[place] for place in kept],
+            texts=[documents.texts[place] for place in kept],
+            digests=[documents.digests[place] for place in kept],
+            offsets=[documents.offsets[place] for place in kept] if documents.offsets else [],
+        )
+
+    def take_digests(self) -> bytes:
+        taken, self._new = b"".join(self._new), []
+        return taken
+
+    def _is_new(self, digest: bytes) -> bool:
+        if digest in self._seen:
+            return False
+        self._seen.add(digest)
+        self._new.append(digest)
+        return True
+
+
+def encode(documents: Documents, source: Source, tokenizer: Tokenizer, rule: SplitRule) -> dict[str, Run]:
+    """Tokenize documents, split by split, each followed by the separator (a part only by what follows it)."""
+    runs = {}
+    for split in SPLITS:
+        places = [p for p, digest in enumerate(documents.digests) if rule.split_of(digest) == split]
+        if places:
+            runs[split] = _encode_run(documents, places, source, tokenizer)
+    return runs
+
+
+def _encode_run(documents: Documents, places: Sequence[int], source: Source, tokenizer: Tokenizer) -> Run:
+    texts = [documents.texts[place] for place in places]
+    try:
+        ids_N, lengths_D = tokenizer.encode_batch(texts)
+    except InvalidTextError as error:
+        place = places[error.document]
+        where = (
+            f"byte {documents.offsets[place] + error.offset}"
+            if documents.offsets
+            else f"document {documents.numbers[place]}, byte {error.offset}"
+        )
+        raise DataError(
+            f"{source.name}: {where}: not UTF-8, which tokenizer {tokenizer.name} needs; "
+            "mend the file or use --tokenizer bytes"
+        ) from error
+    if documents.open_end:
+        tokens_N = ids_N
+    else:
+        ends_D = np.cumsum(lengths_D + 1)
+        tokens_N = np.empty(len(ids_N) + len(texts), dtype=np.uint32)
+        is_text_N = np.ones(len(tokens_N), dtype=bool)
+        is_text_N[ends_D - 1] = False
+        tokens_N[is_text_N] = ids_N
+        tokens_N[ends_D - 1] = tokenizer.separator
+    text_bytes = sum(map(len, texts))
+    if documents.continues:
+        return Run(tokens_N, [], [], text_bytes)
+    starts_D = np.cumsum(lengths_D + 1) - lengths_D - 1
+    return Run(tokens_N, starts_D.tolist(), [documents.numbers[place] for place in places], text_bytes)

@@ -1,0 +1,200 @@
+"""Reading prepared tokens: blocks by number through litdata, and a loader that resumes exactly.
+
+Shape suffixes: B sequences a batch, S tokens a block, which is sequence_length + 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from darlit.data.errors import DataError
+from darlit.data.manifest import Manifest
+from darlit.data.order import BatchOrder
+
+
+class TokenDataset(Dataset[Tensor]):
+    """The blocks of one split: ``len()`` of them, each int64 ``[sequence_length + 1]``.
+
+    A chunk of n tokens gives n // (sequence_length + 1) blocks that do not overlap; what is left of it is
+    not used. Any sequence length up to a chunk's size can be read from the same folder.
+
+    Raises:
+        DataError: the sequence length is longer than every chunk of the split.
+    """
+
+    def __init__(self, manifest: Manifest, split: str, sequence_length: int) -> None:
+        chunks = manifest.split(split)["chunks"]
+        longest = max(chunk["tokens"] for chunk in chunks) - 1
+        if not 1 <= sequence_length <= longest:
+            raise DataError(
+                f"sequence_length {sequence_length}: the longest that {manifest.folder / split} can give is "
+                f"{longest} and the shortest 1; lower sequence_length or prepare more data"
+            )
+        self.folder = Path(manifest.folder) / split
+        self.block_size = sequence_length + 1
+        self._first_tokens = np.array([chunk["first_token"] for chunk in chunks])
+        blocks = np.array([chunk["tokens"] // self.block_size for chunk in chunks])
+        self._ends = np.cumsum(blocks)
+        self._stream: Any = None
+        self._process = 0
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, block: int) -> Tensor:
+        return torch.from_numpy(self._read(block).astype(np.int64))
+
+    def __getitems__(self, blocks: list[int]) -> Tensor:
+        """A batch ``tokens_BS``, int64, in one go."""
+        return torch.from_numpy(np.stack([self._read(block) for block in blocks]).astype(np.int64))
+
+    def first_token(self, block: int) -> int:
+        """The block's place in the split's stream of tokens."""
+        chunk = int(np.searchsorted(self._ends, block, side="right"))
+        before = int(self._ends[chunk - 1]) if chunk else 0
+        return int(self._first_tokens[chunk]) + (block - before) * self.block_size
+
+    def _read(self, block: int) -> np.ndarray:
+        if self._stream is None or self._process != os.getpid():
+            self._stream, self._process = _open_stream(self.folder, self.block_size), os.getpid()
+        tokens_S: np.ndarray = self._stream[int(block)]
+        return tokens_S
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None}
+
+
+def _open_stream(folder: Path, block_size: int) -> Any:
+    # litdata asks the package index for a newer version, which hangs where there is no network.
+    os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
+    from litdata import StreamingDataset, TokensLoader
+
+    return StreamingDataset(str(folder), item_loader=TokensLoader(block_size=block_size), shuffle=False)
+
+
+class ResumableLoader:
+    """Batches ``tokens_BS`` (int64) of one rank, epoch after epoch, with a place that can be saved.
+
+    ``iter()`` begins the next epoch; after ``load_state_dict`` it gives what was left of the saved one. The
+    place is counted when a batch is handed out, so it is right with any number of workers, persistent or not.
+
+    Not a DataLoader itself: trainers then leave its order alone instead of adding a sampler of their own.
+
+    Args:
+        dataset: the blocks.
+        order: which block is in which batch.
+        identity: what else must be equal for a saved place to be valid, such as the data's fingerprint.
+        num_workers, persistent_workers, pin_memory: of the DataLoader inside.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        order: BatchOrder,
+        identity: dict[str, Any],
+        *,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.order = order
+        self._identity = {**identity, "sequence_length": dataset.block_size - 1, **order.identity()}
+        self._epoch = 0
+        self._batch = 0  # batches of this epoch that were handed out
+        self._resumes = False
+        self._iteration: object | None = None
+        self._loader: DataLoader[Tensor] = DataLoader(
+            dataset,
+            batch_sampler=_Remaining(self),
+            num_workers=num_workers,
+            persistent_workers=persistent_workers and num_workers > 0,
+            pin_memory=pin_memory,
+            collate_fn=_as_is,
+            # DataLoader draws a seed for every epoch; from the global generator it would disturb dropout.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def __len__(self) -> int:
+        """Batches a whole epoch."""
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        # All of this runs at the first next(): an iterator that is made and dropped moves nothing.
+        self._iteration = mine = object()
+        if self._batch and not self._resumes:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._resumes = False
+        batches = iter(self._loader)
+        while self._batch < len(self):
+            tokens_BS = next(batches)
+            self._batch += 1
+            yield tokens_BS
+            if self._iteration is not mine:
+                raise RuntimeError("this loader was iterated anew; an earlier iterator of it cannot go on")
+
+    def blocks_of(self, epoch: int, batch: int) -> list[int]:
+        """Block numbers of this rank's batch number ``batch`` (from 0) of an epoch."""
+        return [int(block) for block in self.order.epoch(epoch)[batch]]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and the number of its batches that were handed out."""
+        return self._epoch, self._batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "batch": self._batch, "identity": dict(self._identity)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved place.
+
+        Raises:
+            DataError: the place was saved with other data, order or global batch, where it means nothing.
+        """
+        saved = state["identity"]
+        for name, value in self._identity.items():
+            if saved.get(name) != value:
+                raise DataError(_why_not_resumed(name, saved.get(name), value))
+        self._epoch, self._batch, self._resumes = int(state["epoch"]), int(state["batch"]), True
+        if self._batch >= len(self):
+            self._epoch, self._batch, self._resumes = self._epoch + 1, 0, False
+
+
+def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
+    remedies = {
+        "fingerprint": "give the same data folder",
+        "global_batch": "keep ranks x batch_size the same (ranks and workers may change)",
+        "blocks": "give the same data folder and sequence_length",
+    }
+    remedy = remedies.get(name, f"set {name} as it was")
+    return (
+        f"cannot resume the data: the checkpoint has {name} {saved!r}, this run {now!r}; {remedy}, "
+        "or load the weights alone"
+    )
+
+
+class _Remaining:
+    """The batch sampler inside the loader: what is left of its current epoch."""
+
+    def __init__(self, loader: ResumableLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader.order) - self._loader.place[1]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, batch = self._loader.place
+        for blocks in self._loader.order.epoch(epoch)[batch:]:
+            yield blocks.tolist()
+
+
+def _as_is(batch: Any) -> Any:
+    return batch  # the dataset has made a tensor of it

@@ -1,0 +1,61 @@
+"""When to read a whole folder again: hashes on first use, sizes always."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from darlit.data.corpus import cache_folder
+from darlit.data.errors import DataError
+from darlit.data.manifest import Manifest
+
+
+def verify(
+    manifest: Manifest,
+    how: Literal["first_use", "always", "sizes"],
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Check a folder's files against its manifest. Raises DataError with the path of the first bad one.
+
+    ``sizes`` takes milliseconds. ``always`` reads and hashes every file. ``first_use`` does so unless this
+    very folder passed before and no file's identity, size or change time differs since then; that it passed
+    is noted in the cache folder.
+    """
+    manifest.check_sizes()
+    if how == "sizes":
+        return
+    note = cache_folder() / "verified" / hashlib.sha256(str(manifest.folder.resolve()).encode()).hexdigest()
+    state = _state_of_files(manifest)
+    if how == "first_use" and _read(note) == state:
+        return
+    manifest.check_hashes(on_bytes)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_name(f"{note.name}.{os.getpid()}")
+        temporary.write_text(state, encoding="utf-8")
+        temporary.replace(note)
+    except OSError:  # no writable cache: the next run hashes again, which is slower and as safe
+        return
+
+
+def _state_of_files(manifest: Manifest) -> str:
+    state = {}
+    for name in manifest.content["files"]:
+        path = manifest.folder / name
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        state[name] = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    return json.dumps([manifest.fingerprint, state])
+
+
+def _read(note: Path) -> str | None:
+    try:
+        return note.read_text(encoding="utf-8")
+    except OSError:
+        return None

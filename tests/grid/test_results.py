@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import make_summary, write_loss, write_run
 
-from darlit.grid.results import main
+from darlit.__main__ import main
 
 
 def _rows(out: Path) -> dict[str, dict[str, str]]:
@@ -19,7 +19,7 @@ def _rows(out: Path) -> dict[str, dict[str, str]]:
 
 
 def _run(runs: Path, out: Path, *more: str) -> int:
-    return main([str(runs), "--out", str(out), "--figures", "none", *more])
+    return main(["results", str(runs), "--out", str(out), "--figures", "none", *more])
 
 
 def test_every_number_of_the_table_by_hand(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_written_when_the_check_refuses(tmp_path: Path, capsys: pytes
     assert _run(runs, out) == 2
     assert not out.exists()
     error = capsys.readouterr().err
-    assert error.startswith("darlit results: size tiny: tokens differs: 2000 in ")
+    assert error.startswith("darlit: error: size tiny: tokens differs: 2000 in ")
     assert error.count("\n") == 1
 
 
@@ -173,10 +173,10 @@ def test_the_same_runs_give_the_same_bytes_and_collected_summaries_the_same_tabl
                 write_loss(runs, arm, seed, [5.0, 4.0, 3.0, 2.0 - 0.01 * seed - 0.1 * len(arm)], size=size)
     moved = tmp_path / "moved"
     outs = [tmp_path / "first", tmp_path / "second", tmp_path / "third"]
-    assert main([str(runs), "--out", str(outs[0]), "--figures", "svg"]) == 0
+    assert main(["results", str(runs), "--out", str(outs[0]), "--figures", "svg"]) == 0
     shutil.move(runs, moved)
-    assert main([str(moved), "--out", str(outs[1]), "--figures", "svg"]) == 0
-    assert main([str(outs[0] / "runs"), "--out", str(outs[2]), "--figures", "svg"]) == 0
+    assert main(["results", str(moved), "--out", str(outs[1]), "--figures", "svg"]) == 0
+    assert main(["results", str(outs[0] / "runs"), "--out", str(outs[2]), "--figures", "svg"]) == 0
     files = sorted(path.relative_to(outs[0]) for path in outs[0].rglob("*") if path.is_file())
     assert {str(file) for file in files} >= {
         "README.md", "table.md", "table.csv", "table.tex", "runs/tiny_residual/seed_0.json",
@@ -200,7 +200,7 @@ def test_a_diverged_run_is_shown_and_does_not_stop_the_table(tmp_path: Path) -> 
     runs, out = tmp_path / "runs", tmp_path / "results"
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
     write_loss(runs, "hc2", 0, [5.0, 4.0, float("nan"), float("nan")])
-    assert main([str(runs), "--out", str(out)]) == 0
+    assert main(["results", str(runs), "--out", str(out)]) == 0
     assert "| hc2 | 1 | nan |" in (out / "table.md").read_text()
     assert "diverged" in (out / "table.md").read_text()
 
@@ -211,6 +211,6 @@ def test_two_hundred_runs_become_one_table(tmp_path: Path) -> None:
         for seed in range(4):
             arm = f"arm{cell}" if cell else "residual"
             write_loss(runs, arm, seed, [5.0, 4.0, 3.0, 2.0 + 0.001 * cell])
-    assert main([str(runs), "--out", str(out)]) == 0
+    assert main(["results", str(runs), "--out", str(out)]) == 0
     assert len(_rows(out)) == 50
     assert len(list((out / "runs").rglob("*.json"))) == 200

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from darlit.errors import DarlitError
 from darlit.grid.runs import Run, arm_order, size_order
 from darlit.grid.summary import EQUAL_FIELDS, field_value
 
 
-class UnequalBudgetError(ValueError):
+class UnequalBudgetError(DarlitError):
     """Two members of one comparison disagree; the message names the field, both values and both files."""
 
 

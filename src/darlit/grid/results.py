@@ -12,10 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from darlit.experiment import ExperimentError
-from darlit.grid.atomic import write_text
+from darlit.atomic import write_text
 from darlit.grid.comparison import Comparison, compare
-from darlit.grid.equal_budget import UnequalBudgetError, check_runs
+from darlit.grid.equal_budget import check_runs
 from darlit.grid.figures import write_figures
 from darlit.grid.report import readme
 from darlit.grid.runs import Run, find_runs, size_order
@@ -24,14 +23,9 @@ from darlit.grid.table import comma_separated, latex, markdown, show
 
 
 def main(argv: list[str]) -> int:
-    """Run the verb; return 0, or 2 for runs that cannot become one table."""
+    """Run the verb and return 0; runs that cannot become one table raise a one-line :class:`DarlitError`."""
     arguments = _parser().parse_args(argv)
-    try:
-        asked = _asked_seeds(arguments.grid)
-        return _results(arguments.runs, arguments.out, asked, arguments.figures)
-    except (SummaryError, UnequalBudgetError, ExperimentError) as error:
-        print(f"darlit results: {error}", file=sys.stderr)
-        return 2
+    return _results(arguments.runs, arguments.out, _asked_seeds(arguments.grid), arguments.figures)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,5 +98,5 @@ def _asked_seeds(grid: Path | None) -> dict[str, dict[str, list[int]]]:
 
     asked: dict[str, dict[str, list[int]]] = {}
     for task in read_grid(grid).tasks:
-        asked.setdefault(task.size, {}).setdefault(task.cell, []).append(task.seed)
+        asked.setdefault(task.cell.size, {}).setdefault(task.cell.name, []).append(task.seed)
     return asked

@@ -12,6 +12,8 @@ import typing
 from pathlib import Path
 from typing import Any, TypedDict
 
+from darlit.errors import DarlitError
+
 SCHEMA_VERSION = 1
 
 
@@ -125,7 +127,7 @@ EQUAL_FIELDS = {
 }
 
 
-class SummaryError(ValueError):
+class SummaryError(DarlitError):
     """A summary that cannot be used; the message says which file, which field and what to do."""
 
 

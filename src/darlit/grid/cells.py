@@ -1,0 +1,126 @@
+"""A grid file names groups of cells x seeds x budget; read, it is a numbered list of tasks, one run each.
+
+::
+
+    groups:
+      tiny:
+        cells: [tiny_residual, tiny_dar_full]   # experiment files beside the grid file or one folder above
+        seeds: [0, 1, 2]
+        budget: {tokens: 4_000_000}             # optional, on top of each cell's own
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from darlit.experiment import ExperimentError, load_experiment, merge
+
+# Names become folders, job names and array comments: nothing in them can mean anything to a shell.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment: its file, and the file's content with its bases and the group's budget merged in."""
+
+    name: str
+    file: Path
+    budget: Mapping[str, Any]  # what the group puts on top of the file
+    config: Mapping[str, Any]
+    seeds: tuple[int, ...]
+
+    @property
+    def size(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def arm(self) -> str:
+        return self.name.partition("_")[2] or self.name
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to do: a cell under a seed. ``index`` is what a Slurm array selects."""
+
+    index: int
+    cell: Cell
+    seed: int
+
+    def folder(self, runs_dir: Path) -> Path:
+        """The run's only folder."""
+        return runs_dir / self.cell.name / f"seed_{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid file, read."""
+
+    name: str
+    file: Path
+    cells: tuple[Cell, ...]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All runs in array order: a cell's seeds follow one another."""
+        pairs = [(cell, seed) for cell in self.cells for seed in cell.seeds]
+        return tuple(Task(index, cell, seed) for index, (cell, seed) in enumerate(pairs))
+
+
+def read_grid(path: str | Path) -> Grid:
+    """Read a grid file and every experiment it names.
+
+    Raises:
+        ExperimentError: a file that is missing or malformed, a name that is not safe, or a cell named twice.
+    """
+    path = Path(path)
+    _check_name(path, "grid", path.stem)
+    content = load_experiment(path)
+    groups = content.get("groups")
+    if set(content) != {"groups"} or not isinstance(groups, dict) or not groups:
+        raise ExperimentError(
+            f"{path}: a grid file holds one key, 'groups', a mapping of names; found {sorted(content)}"
+        )
+    cells: dict[str, Cell] = {}
+    for name, group in groups.items():
+        for cell in _read_group(path, str(name), group):
+            if cell.name in cells:
+                raise ExperimentError(f"{path}: cell '{cell.name}' is named twice; a cell has one group and one budget")
+            cells[cell.name] = cell
+    return Grid(path.stem, path, tuple(cells.values()))
+
+
+def _read_group(path: Path, name: str, group: Any) -> list[Cell]:
+    where = f"{path}: group '{name}'"
+    if not isinstance(group, dict) or not {"cells", "seeds"} <= set(group) <= {"cells", "seeds", "budget"}:
+        raise ExperimentError(f"{where} needs 'cells' and 'seeds' and may have 'budget', nothing else")
+    names, seeds, budget = group["cells"], group["seeds"], group.get("budget") or {}
+    if not isinstance(names, list) or not names or not all(isinstance(cell, str) for cell in names):
+        raise ExperimentError(f"{where}: cells must be a list of experiment names, not {names!r}")
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ExperimentError(f"{where}: seeds must be a list of whole numbers from 0, not {seeds!r}")
+    if len(set(seeds)) != len(seeds):
+        raise ExperimentError(f"{where}: seeds {seeds!r} holds a seed twice; name each once")
+    if not isinstance(budget, dict):
+        raise ExperimentError(f"{where}: budget must be a mapping such as {{tokens: 1000000}}, not {budget!r}")
+    return [_read_cell(path, cell, seeds, budget) for cell in names]
+
+
+def _read_cell(path: Path, name: str, seeds: list[int], budget: dict[str, Any]) -> Cell:
+    _check_name(path, "cell", name)
+    candidates = [path.parent / f"{name}.yaml", path.parent.parent / f"{name}.yaml"]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        raise ExperimentError(f"{path}: cell '{name}' has no file: neither {candidates[0]} nor {candidates[1]} exists")
+    config = load_experiment(file)
+    return Cell(name, file, budget, merge(config, {"budget": budget} if budget else {}), tuple(seeds))
+
+
+def _check_name(path: Path, kind: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ExperimentError(
+            f"{str(path)!r}: {kind} name {name!r} is not allowed; use letters, digits, '.', '_' and '-' only"
+        )

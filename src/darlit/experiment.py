@@ -13,8 +13,10 @@ from typing import Any
 
 import yaml
 
+from darlit.errors import DarlitError
 
-class ExperimentError(ValueError):
+
+class ExperimentError(DarlitError):
     """An experiment file that cannot be used; the message says which, why and what to do."""
 
 

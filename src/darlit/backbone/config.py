@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from darlit.errors import DarlitError
+
 
 @dataclass(frozen=True)
 class BackboneConfig:
@@ -42,14 +44,14 @@ class BackboneConfig:
         positive = ("vocab_size", "num_layers", "width", "num_heads", "ffn_width", "sequence_length")
         for name in (*positive, "loss_chunk_tokens", "norm_eps", "rope_base", "init_std"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
+                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
         if self.width % self.num_heads:
-            raise ValueError(
+            raise DarlitError(
                 f"backbone.width={self.width} is not divisible by backbone.num_heads={self.num_heads}; "
                 f"choose a width that is a multiple of {self.num_heads}"
             )
         if self.head_width % 2:
-            raise ValueError(
+            raise DarlitError(
                 f"backbone.width={self.width} with backbone.num_heads={self.num_heads} gives heads of "
                 f"{self.head_width} channels; RoPE needs an even number"
             )

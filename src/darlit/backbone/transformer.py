@@ -17,6 +17,7 @@ from darlit.backbone.config import BackboneConfig
 from darlit.backbone.feed_forward import build_feed_forward
 from darlit.backbone.loss import head_cross_entropy
 from darlit.backbone.rope import rotary_table
+from darlit.errors import DarlitError
 from darlit.pathways import Pathway, PathwayState, Probe
 
 
@@ -54,7 +55,7 @@ class Transformer(nn.Module):
     def __init__(self, config: BackboneConfig, pathway: Pathway) -> None:
         super().__init__()
         if (pathway.num_branches, pathway.width) != (config.num_branches, config.width):
-            raise ValueError(
+            raise DarlitError(
                 f"pathway has {pathway.num_branches} branches of width {pathway.width}, the backbone "
                 f"{config.num_branches} of {config.width}: build the pathway with the backbone's numbers"
             )
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
         """
         length = tokens_BT.shape[1]
         if length > self.config.sequence_length:
-            raise ValueError(
+            raise DarlitError(
                 f"a sequence of {length} tokens is longer than backbone.sequence_length={self.config.sequence_length}; "
                 "shorten it or build the model for longer ones"
             )

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from darlit.errors import DarlitError
 from darlit.pathways.contract import check_option
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(DarlitError):
     """A non-finite loss or gradient; the message names the step and the first non-finite tensor."""
 
 
@@ -70,9 +71,10 @@ class NonFiniteGuard(pl.Callback):
 
     def _first_activation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         found: list[str] = []
+        module: Any = pl_module
 
         def watch(name: str) -> Any:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
+            def hook(_module: nn.Module, _args: Any, output: Any) -> None:
                 if not found and isinstance(output, Tensor) and not torch.isfinite(output).all():
                     found.append(name)
 
@@ -82,7 +84,7 @@ class NonFiniteGuard(pl.Callback):
         try:
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 batch = self._batch
-                loss = pl_module.transformer.loss(batch[:, :-1], batch[:, 1:]) if batch is not None else None
+                loss = module.transformer.loss(batch[:, :-1], batch[:, 1:]) if batch is not None else None
         finally:
             for hook in hooks:
                 hook.remove()

@@ -60,8 +60,9 @@ class PathwayHealth(pl.Callback):
         if batch_idx != 0 or trainer.sanity_checking:
             return
         probe = HealthProbe()
+        module: Any = pl_module
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            pl_module.transformer.hidden(batch[:, :-1], probe)
+            module.transformer.hidden(batch[:, :-1], probe)
         self.latest = probe.means()
         if trainer.training or trainer.validating:
             pl_module.log_dict({f"pathway/{name}": value for name, value in self.latest.items()}, batch_size=1)

@@ -14,6 +14,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from darlit.errors import DarlitError
+
 INTERRUPTED = 75
 """Exit status of a run that stopped early and can be continued with ``--ckpt_path last`` (EX_TEMPFAIL)."""
 
@@ -98,5 +100,5 @@ def requeue(run: Callable[..., Any]) -> None:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
-        raise ValueError(f"SLURM_JOB_ID={job!r} is not a job number; nothing was requeued")
+        raise DarlitError(f"SLURM_JOB_ID={job!r} is not a job number; nothing was requeued")
     run(["scontrol", "requeue", job], check=True)

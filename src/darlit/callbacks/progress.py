@@ -77,7 +77,7 @@ class BudgetProgress(ProgressBar):
         self._last_line = time.monotonic()
         print(f"step {trainer.global_step}/{trainer.max_steps}  {self._status(trainer)}", flush=True)
 
-    def _status(self, trainer: pl.Trainer) -> str:
+    def _status(self, trainer: Any) -> str:
         speed = next((c.recent_tokens_per_second for c in trainer.callbacks if isinstance(c, Throughput)), 0.0)
         loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
         return f"loss {loss:.3f}  val {self._val_loss:.3f}  {speed:,.0f} tokens/s"

@@ -64,7 +64,7 @@ class RunRecord(pl.Callback):
         self._started = time.monotonic()
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._losses.append(outputs["loss"].detach())
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
@@ -191,5 +191,5 @@ class RunRecord(pl.Callback):
     def _folder(self, trainer: pl.Trainer) -> Path:
         return Path(trainer.default_root_dir)
 
-    def _find(self, trainer: pl.Trainer, kind: type[Any]) -> Any:
+    def _find(self, trainer: Any, kind: type[Any]) -> Any:
         return next(callback for callback in trainer.callbacks if isinstance(callback, kind))

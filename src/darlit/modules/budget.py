@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import lightning.pytorch as pl
 
+from darlit.errors import DarlitError
 from darlit.pathways.contract import check_option
 
 
@@ -44,11 +45,11 @@ class Budget:
             sequence_length: tokens of a sequence.
 
         Raises:
-            ValueError: batch_tokens is not a multiple of what all devices take at once.
+            DarlitError: batch_tokens is not a multiple of what all devices take at once.
         """
         at_once = trainer.world_size * batch_size * sequence_length
         if self.batch_tokens % at_once:
-            raise ValueError(
+            raise DarlitError(
                 f"budget.batch_tokens={self.batch_tokens} is not a multiple of {at_once} (devices {trainer.world_size} "
                 f"x data.batch_size {batch_size} x data.sequence_length {sequence_length}); change data.batch_size"
             )

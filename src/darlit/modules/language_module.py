@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
+from darlit.errors import DarlitError
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
 from darlit.pathways import PathwayOptions
@@ -65,7 +66,7 @@ class LanguageModule(pl.LightningModule):
         if data is None:
             return
         if data.vocab_size > self.backbone.vocab_size:
-            raise ValueError(
+            raise DarlitError(
                 f"the data's token ids go up to {data.vocab_size - 1}, the model has backbone.vocab_size="
                 f"{self.backbone.vocab_size}; set backbone.vocab_size to at least {data.vocab_size}"
             )
@@ -131,7 +132,7 @@ class LanguageModule(pl.LightningModule):
         """Refuse weights of another architecture in one line.
 
         Raises:
-            ValueError: another pathway, pathway option or backbone shape than this module's.
+            DarlitError: another pathway, pathway option or backbone shape than this module's.
         """
         theirs = checkpoint.get("hyper_parameters", {})
         their_pathway = checkpoint.get("darlit", {}).get("pathway")
@@ -143,7 +144,7 @@ class LanguageModule(pl.LightningModule):
         for part, values in mine.items():
             for name, value in values.items():
                 if found[part].get(name) != value:
-                    raise ValueError(
+                    raise DarlitError(
                         f"{where} holds another architecture: {part}.{name} is {found[part].get(name)!r} there and "
                         f"{value!r} here; use the config.yaml beside the checkpoint"
                     )

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+from darlit.errors import DarlitError
 from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe
 
 __all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "names"]
@@ -42,12 +43,12 @@ def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-10, 
     """
     known = families()
     if name not in known:
-        raise ValueError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
+        raise DarlitError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
     family = known[name]
     allowed = [field.name for field in dataclasses.fields(family.Options)]
     for option in options:
         if option not in allowed:
-            raise ValueError(f"{option}={options[option]!r}: {name} has no such option; it has {', '.join(allowed)}")
+            raise DarlitError(f"{option}={options[option]!r}: {name} has no such option; it has {', '.join(allowed)}")
     return family(num_branches, width, family.Options(**options), norm_eps)
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from darlit.errors import DarlitError
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
@@ -59,7 +60,7 @@ class AttentionOptions(PathwayOptions):
         check_option("num_queries", self.num_queries, self.num_queries >= 1, "at least 1")
         check_option("query_init_std", self.query_init_std, self.query_init_std >= 0, "at least 0")
         if self.num_queries > 1 and self.query_init_std == 0:
-            raise ValueError(
+            raise DarlitError(
                 f"num_queries={self.num_queries} with query_init_std=0.0 is not allowed; equal queries never "
                 "separate: set query_init_std, for example 0.02"
             )
@@ -99,7 +100,7 @@ class AttentionResiduals(Pathway):
     name = "attnres"
     title = "Attention Residuals"
     source = "arXiv 2603.15031"
-    keeps = "the embedding and every branch's or block's output"
+    keeps = "every source"
     Options = AttentionOptions
 
     def __init__(self, num_branches: int, width: int, options: AttentionOptions, norm_eps: float) -> None:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 import torch
 from torch import Tensor, nn
 
+from darlit.errors import DarlitError
 from darlit.pathways.cost import Cost
 
 BRANCHES_PER_LAYER = 2
@@ -73,10 +74,10 @@ class PathwayOptions:
 
 
 def check_option(name: str, value: object, valid: bool, allowed: object) -> None:
-    """Raise a one-line ValueError that names the option, its value and what is allowed."""
+    """Raise a one-line DarlitError (a ValueError) that names the option, its value and what is allowed."""
     if not valid:
         choices = ", ".join(map(str, allowed)) if isinstance(allowed, tuple) else allowed
-        raise ValueError(f"{name}={value!r} is not allowed; {name} must be {choices}")
+        raise DarlitError(f"{name}={value!r} is not allowed; {name} must be {choices}")
 
 
 @dataclass(kw_only=True)

@@ -44,7 +44,7 @@ class DenseFormer(LayerOutputs):
     name = "denseformer"
     title = "DenseFormer"
     source = "arXiv 2402.02622"
-    keeps = "the embedding and every layer's output"
+    keeps = "every layer's output"
     Options = DenseFormerOptions
 
     def __init__(self, num_branches: int, width: int, options: DenseFormerOptions, norm_eps: float) -> None:

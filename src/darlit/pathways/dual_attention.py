@@ -32,6 +32,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from darlit.errors import DarlitError
 from darlit.ops import reference
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
@@ -95,7 +96,7 @@ class DualAttentionOptions(PathwayOptions):
         check_option("beta_asymmetry", self.beta_asymmetry, 0 <= self.beta_asymmetry < 1, "at least 0 and below 1")
         check_option("query_init_std", self.query_init_std, self.query_init_std >= 0, "at least 0")
         if self.route == "fixed_kv" and self.query_init_std == 0:
-            raise ValueError(
+            raise DarlitError(
                 "route='fixed_kv' with query_init_std=0.0 is not allowed; both reads take the same keys and values, so "
                 "equal queries never separate and alpha never matters: set query_init_std, for example 0.02"
             )
@@ -202,7 +203,7 @@ class DualAttention(Pathway):
     name = "dar"
     title = "Dual Attention Residuals"
     source = "arXiv 2607.18730"
-    keeps = "two streams of the embedding and every block's entry"
+    keeps = "both streams of every source"
     Options = DualAttentionOptions
 
     def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:

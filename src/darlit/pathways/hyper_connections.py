@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from darlit.errors import DarlitError
 from darlit.ops import reference
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
 from darlit.pathways.cost import Cost
@@ -50,7 +51,7 @@ class HyperConnectionsOptions(PathwayOptions):
         check_option("num_streams", self.num_streams, self.num_streams >= 1, "at least 1")
         check_option("dynamic_scale", self.dynamic_scale, self.dynamic_scale > 0, "above 0")
         if self.connections == "static" and self.dynamic_scale != type(self).dynamic_scale:
-            raise ValueError(
+            raise DarlitError(
                 f"dynamic_scale={self.dynamic_scale} with connections='static' has nothing to scale; "
                 "leave it out or set connections='dynamic'"
             )
@@ -65,7 +66,7 @@ class HyperConnections(WidenedStreams):
     name = "hyper_connections"
     title = "Hyper-Connections"
     source = "arXiv 2409.19606"
-    keeps = "n streams"
+    keeps = "the streams"
     Options = HyperConnectionsOptions
 
     def __init__(self, num_branches: int, width: int, options: HyperConnectionsOptions, norm_eps: float) -> None:

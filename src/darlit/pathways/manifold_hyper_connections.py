@@ -72,7 +72,7 @@ class ManifoldHyperConnections(WidenedStreams):
     name = "mhc"
     title = "Manifold-constrained Hyper-Connections"
     source = "arXiv 2512.24880"
-    keeps = "n streams"
+    keeps = "the streams"
     Options = ManifoldHyperConnectionsOptions
 
     def __init__(

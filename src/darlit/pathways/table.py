@@ -52,9 +52,9 @@ def table(num_layers: int = 12, width: int = 768) -> str:
     ]
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
     note = (
-        f"Per token, forward pass, {num_layers} layers, D = {width}, bfloat16; blocks are of two layers. A vector is D "
-        "channels. *Moved* is the least that a fused implementation reads and writes, the branches' own traffic left "
-        "out; means over the branches."
+        f"Per token, forward pass, {num_layers} layers, D = {width}, bfloat16, blocks of two layers. A source is an "
+        "embedding, branch or block output that a read selects from; a vector is D channels. *Moved* is the least that "
+        "a fused implementation reads and writes, the branches' own traffic left out; means over the branches."
     )
     return "\n".join([*lines, "", note])
 
@@ -96,6 +96,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--width", type=int, default=768, help="D of the model that is counted (default 768)")
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"write it between {BEGIN} and {END} instead")
     arguments = parser.parse_args(argv)
+    if arguments.layers < 2 or arguments.width < 1:
+        print(
+            "darlit pathways: --layers must be at least 2, the blocks are of two layers, and --width at least 1",
+            file=sys.stderr,
+        )
+        return 2
     try:
         text = table(arguments.layers, arguments.width)
         if arguments.write:

@@ -25,7 +25,7 @@ class TransparentAttention(LayerOutputs):
     name = "transparent"
     title = "Transparent attention"
     source = "arXiv 1808.07561"
-    keeps = "the embedding and every layer's output"
+    keeps = "every layer's output"
 
     def sources_of(self, layer: int) -> tuple[int, ...]:
         return tuple(range(layer + 1))

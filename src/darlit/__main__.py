@@ -1,0 +1,55 @@
+"""The command line: ``darlit VERB ...``. Each verb's module is imported only when that verb runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from darlit import __version__
+from darlit.errors import DarlitError
+
+VERBS = {
+    "fit": ("darlit.cli", "train one cell: fit --config experiments/tiny_dar_full.yaml"),
+    "validate": ("darlit.cli", "loss of a checkpoint on the validation split"),
+    "test": ("darlit.cli", "the same, logged as test"),
+    "predict": ("darlit.cli", "loss of every token of the validation split"),
+    "prepare": ("darlit.data.prepare", "turn text into token chunks with a manifest"),
+    "results": ("darlit.grid.results", "one table from the run folders"),
+}
+"""Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""
+
+BAD_INPUT = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb and return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if arguments[0] == "--version":
+        print(f"darlit {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        print(f"darlit: error: no verb {verb!r}; choose one of {', '.join(VERBS)}", file=sys.stderr)
+        return BAD_INPUT
+    module = importlib.import_module(VERBS[verb][0])
+    try:
+        return module.main([verb, *rest] if module.__name__ == "darlit.cli" else rest)
+    except DarlitError as error:
+        print(f"darlit: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _help() -> str:
+    lines = [f"  {verb:<10}{line}" for verb, (_, line) in VERBS.items()]
+    return "\n".join(["usage: darlit VERB [options]     (darlit VERB --help for its options)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

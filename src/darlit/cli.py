@@ -1,0 +1,269 @@
+"""fit, validate, test and predict: LightningCLI on experiment files with ``base:`` chains.
+
+What goes in: experiment files (merged, first to last), then options, which always win. What two places need is
+linked: set by hand, a linked value is refused instead of being overridden in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from darlit import modules
+from darlit.callbacks.non_finite import NonFiniteGuard
+from darlit.callbacks.pathway_health import PathwayHealth
+from darlit.callbacks.preemption import Preemption
+from darlit.callbacks.progress import BudgetProgress
+from darlit.callbacks.run_record import Cell, RunRecord
+from darlit.callbacks.throughput import Throughput
+from darlit.data.datamodule import TokenDataModule
+from darlit.errors import DarlitError
+from darlit.experiment import load_experiments
+from darlit.modules import Budget, LanguageModule
+
+LINKED = {
+    "trainer.max_steps": "budget.tokens // budget.batch_tokens; set budget.tokens",
+    "trainer.accumulate_grad_batches": "computed from budget.batch_tokens and the devices; set budget.batch_tokens",
+    "trainer.val_check_interval": "computed from budget.validation_interval; set budget.validation_interval",
+    "trainer.default_root_dir": "runs_dir/cell/seed_<seed_everything>; set runs_dir, cell or seed_everything",
+    "model.init_args.backbone.sequence_length": "data.sequence_length; set data.sequence_length",
+    "data.seed": "seed_everything; set seed_everything",
+}
+"""Values that are computed from others, and what to set instead."""
+
+TRAINER_DEFAULTS = {
+    "max_epochs": -1,
+    "gradient_clip_val": 1.0,
+    "log_every_n_steps": 10,
+    "num_sanity_val_steps": 0,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
+
+
+class DarlitCLI(LightningCLI):
+    """LightningCLI with a budget, a run folder per cell and seed, and the callbacks that every run has."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--cell", type=str, default="run", help="Name of the run; default: the experiment's.")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Where run folders go.")
+        parser.add_argument(
+            "--overwrite", type=bool, default=False, help="Delete an earlier run of this cell and seed."
+        )
+        parser.add_argument("--budget", type=Budget, default=Budget(), help="What the run may spend.")
+        parser.add_class_arguments(NonFiniteGuard, "non_finite")
+        parser.link_arguments(
+            ("budget.tokens", "budget.batch_tokens"),
+            "trainer.max_steps",
+            compute_fn=lambda tokens, batch: tokens // batch,
+        )
+        parser.link_arguments(
+            ("runs_dir", "cell", "seed_everything"),
+            "trainer.default_root_dir",
+            compute_fn=lambda runs_dir, cell, seed: str(Path(runs_dir) / cell / f"seed_{int(seed)}"),
+        )
+        parser.link_arguments("data.sequence_length", "model.init_args.backbone.sequence_length")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        folder = Path(self._option("trainer").default_root_dir)
+        kwargs.setdefault("logger", self._get(self.config_init, "trainer").get("logger"))
+        if kwargs["logger"] in (None, True) and self.subcommand == "fit":
+            kwargs["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
+        if self.subcommand != "fit":
+            kwargs["logger"] = kwargs["logger"] or False
+            self.save_config_callback = None
+        given = self._get(self.config_init, "trainer").get("callbacks") or []
+        kwargs["callbacks"] = [*self._callbacks(folder), *given]
+        return super().instantiate_trainer(**kwargs)
+
+    def _callbacks(self, folder: Path) -> list[Any]:
+        cell = Cell(self._option("cell"), int(self._option("seed_everything")))
+        checkpoints = ModelCheckpoint(
+            dirpath=folder / "checkpoints",
+            filename="best",
+            monitor="val/loss",
+            save_last=True,
+            enable_version_counter=False,
+            save_on_train_epoch_end=False,
+        )
+        # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
+        return [
+            Throughput(),
+            PathwayHealth(),
+            self._get(self.config_init, "non_finite"),
+            BudgetProgress(),
+            RunRecord(cell, self._get(self.config_init, "budget")),
+            checkpoints,
+            Preemption(),
+        ]
+
+    def _parse_ckpt_path(self) -> None:
+        """The experiment decides what is built; a checkpoint only has to agree (see `_checkpoint`)."""
+
+    def _option(self, name: str) -> Any:
+        return self._get(self.config, name)
+
+    def _checkpoint(self) -> Path | None:
+        """The checkpoint that ckpt_path asks for, ``last`` and ``best`` being those of the run folder."""
+        asked = self._option("ckpt_path")
+        folder = Path(self._option("trainer").default_root_dir) / "checkpoints"
+        path = folder / f"{asked}.ckpt" if asked in ("last", "best") else asked and Path(asked)
+        if not path:
+            return None
+        if not path.is_file():
+            if asked == "last" and self.subcommand == "fit":
+                rank_zero_info(f"{folder} holds no last.ckpt yet: starting from the beginning")
+                return None
+            raise DarlitError(f"ckpt_path={asked}: {path} does not exist; give a checkpoint file, last or best")
+        self.model.check_checkpoint(read_checkpoint(path), where=str(path))
+        return path
+
+    def fit(self, **kwargs: Any) -> None:
+        folder = Path(self._option("trainer").default_root_dir)
+        if self.trainer.is_global_zero and not self._claim(folder):
+            return
+        budget = self._get(self.config_init, "budget")
+        budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
+        path = self._checkpoint()
+        rank_zero_info(self._headline(folder))
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+
+    def validate(self, **kwargs: Any) -> None:
+        self._evaluate("validate")
+
+    def test(self, **kwargs: Any) -> None:
+        self._evaluate("test")
+
+    def predict(self, **kwargs: Any) -> None:
+        """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
+        batches = self._evaluate("predict")
+        out = Path(self._option("trainer").default_root_dir) / "predictions.pt"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(torch.cat(batches), out)
+        rank_zero_info(f"loss of every token of {sum(map(len, batches))} sequences: {out}")
+
+    def _evaluate(self, verb: str) -> Any:
+        path = self._checkpoint()
+        if path is None:
+            raise DarlitError(f"{verb} needs weights; add --ckpt_path best, last, or a checkpoint file")
+        run = getattr(self.trainer, verb)
+        return run(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+
+    def _claim(self, folder: Path) -> bool:
+        """Make sure that no earlier run is lost; False when there is nothing left to do."""
+        earlier = (folder / "checkpoints").exists() or (folder / "summary.json").exists()
+        if earlier and self._option("overwrite"):
+            shutil.rmtree(folder)
+        elif (folder / "summary.json").exists() and self._option("ckpt_path") == "last":
+            print(f"{folder} is done already; see its summary.json")
+            return False
+        elif earlier and not self._option("ckpt_path"):
+            raise DarlitError(
+                f"{folder} holds an earlier run; continue it with --ckpt_path last, start over with --overwrite true, "
+                "or choose another --seed_everything, --cell or --runs_dir"
+            )
+        return True
+
+    def _headline(self, folder: Path) -> str:
+        total = sum(parameter.numel() for parameter in self.model.transformer.parameters())
+        pathway = sum(parameter.numel() for parameter in self.model.transformer.pathway.parameters())
+        budget = self._get(self.config_init, "budget")
+        return (
+            f"{self._option('cell')}: {total:,} parameters, {pathway:,} of them the pathway's; "
+            f"{budget.steps:,} steps of {budget.batch_tokens:,} tokens; {folder}"
+        )
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint's plain tensors and values on the CPU.
+
+    Raises:
+        DarlitError: a file that is damaged, is no darlit checkpoint, or would run code when loaded.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
+    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
+        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
+    return checkpoint
+
+
+def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate ``--config`` files from all other arguments."""
+    files, others = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-c"):
+            files.append(value if equals else next(rest, ""))
+        else:
+            others.append(argument)
+    return files, others
+
+
+def refuse_linked(config: dict[str, Any], options: list[str]) -> None:
+    """Raise if a linked value is set by hand, in a file or as an option.
+
+    Raises:
+        DarlitError: names the value, how it is computed, and what to set instead.
+    """
+    by_hand = {option.partition("=")[0].removeprefix("--") for option in options if option.startswith("--")}
+    for target, source in LINKED.items():
+        spellings = {target, target.replace(".init_args", "")}
+        in_file = config
+        for key in target.split("."):
+            in_file = in_file.get(key, {}) if isinstance(in_file, dict) else {}
+        default = TRAINER_DEFAULTS.get(target, {"trainer.accumulate_grad_batches": 1}.get(target))
+        if spellings & by_hand or in_file not in ({}, None, default):
+            raise DarlitError(f"{target} cannot be set by hand, it is {source}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``fit``, ``validate``, ``test`` or ``predict``; returns the exit status."""
+    verb, *rest = arguments
+    files, options = split_configs(rest)
+    config = load_experiments(files)
+    refuse_linked(config, options)
+    if files and "cell" not in config:
+        config["cell"] = Path(files[-1]).stem
+    modules.variants()
+    _quieten()
+    merged = ["--config", yaml.safe_dump(config)] if files else []
+    DarlitCLI(
+        LanguageModule,
+        TokenDataModule,
+        subclass_mode_model=True,
+        trainer_defaults=TRAINER_DEFAULTS,
+        seed_everything_default=0,
+        save_config_callback=SaveConfigCallback,
+        save_config_kwargs={"overwrite": True},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        args=[verb, *merged, *options],
+    )
+    return 0
+
+
+def _quieten() -> None:
+    """Silence what is true of every run here and helps nobody; warnings that matter stay."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
+    )
+    sys.argv = sys.argv[:1]
+    for message in (".*args parameter is intended.*", ".*does not have many workers.*", ".*LeafSpec.*deprecated.*"):
+        warnings.filterwarnings("ignore", message=message)

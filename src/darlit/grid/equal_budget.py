@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from darlit.errors import DarlitError
+from darlit.grid.cells import Cell, Grid
 from darlit.grid.runs import Run, arm_order, size_order
 from darlit.grid.summary import EQUAL_FIELDS, field_value
 
@@ -67,6 +68,32 @@ def _run_member(run: Run) -> Member:
     return Member(str(run.file), fields)
 
 
+# An experiment's keys under the names that refusals of summaries use too; other keys keep their own.
+_NAMES = {
+    "budget.tokens": "tokens",
+    "budget.batch_tokens": "batch in tokens",
+    "data.sequence_length": "sequence length",
+    "data.tokenizer": "tokenizer",
+    "data.val_sequences": "validation sequences",
+    "trainer.limit_val_batches": "validation batches",
+    "trainer.precision": "precision",
+}
+# What an arm is, where it runs, and what a grid decides for every run.
+_MAY_DIFFER = (
+    *("model.class_path", "model.init_args.pathway", "cell", "runs_dir", "overwrite", "seed_everything"),
+    *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "logger", "callbacks")),
+)
+
+
+def _cell_member(cell: Cell) -> Member:
+    fields: dict[str, Any] = {"seeds": list(cell.seeds)}
+    for part, content in cell.config.items():
+        for key, value in flatten(part, content).items():
+            if not any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER):
+                fields[_NAMES.get(key, key.removeprefix("model.init_args."))] = value
+    return Member(str(cell.file), fields)
+
+
 def _check_seeds(size: str, cells: list[list[Run]]) -> None:
     """Rows may lack seeds, and are marked; two arms that share none cannot be compared at all."""
     first = cells[0]
@@ -96,6 +123,20 @@ class _Unset:
 
 
 _UNSET = _Unset()
+
+
+def check_grid(grid: Grid) -> dict[str, list[Cell]]:
+    """Group a grid's cells by size and check, from their experiment files, that every size is one comparison.
+
+    Raises:
+        UnequalBudgetError: two cells of a size disagree on anything but the pathway and where they run.
+    """
+    sizes: dict[str, list[Cell]] = {}
+    for cell in grid.cells:
+        sizes.setdefault(cell.size, []).append(cell)
+    for size, cells in sizes.items():
+        check_equal(f"size {size}", [_cell_member(cell) for cell in cells])
+    return sizes
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:

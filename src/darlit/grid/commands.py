@@ -1,0 +1,202 @@
+"""``darlit grid check|list|plan|submit|run|status GRID``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from darlit.errors import DarlitError
+from darlit.grid import local, plan, slurm
+from darlit.grid.cells import Grid, Task, read_grid
+from darlit.grid.equal_budget import check_grid
+from darlit.grid.status import status_table
+from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
+
+
+def main(argv: list[str]) -> int:
+    """Run the verb and return its exit status; bad input raises a one-line :class:`DarlitError`."""
+    ours, options = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    parser = _parser()
+    arguments = parser.parse_args(ours)
+    if options and arguments.verb != "run":
+        parser.error("only 'run' takes options of darlit fit after --")
+    arguments.options = options
+    return arguments.run(read_grid(arguments.grid), arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="darlit grid", description="Cells x seeds under one budget.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, run, line in (
+        ("check", _check, "refuse a grid whose cells do not share one budget"),
+        ("list", _list, "one run a line, numbered as a Slurm array selects them"),
+        ("plan", _plan, "what each cell and the whole grid will cost"),
+        ("submit", _submit, "send what is not done to Slurm as one array"),
+        ("run", _run, "work what is not done on this machine"),
+        ("status", _status, "how far each run is"),
+    ):
+        verb = verbs.add_parser(name, help=line, description=line)
+        verb.set_defaults(run=run)
+        verb.add_argument("grid", type=Path, metavar="GRID", help="a grid file, such as experiments/grids/tiny.yaml")
+        if name in ("submit", "run", "status"):
+            verb.add_argument(
+                "--runs_dir", type=Path, default=Path("runs"), help="where run folders lie (default: runs)"
+            )
+        _OPTIONS.get(name, lambda verb: None)(verb)
+    return parser
+
+
+def _submit_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
+    verb.add_argument("--throttle", type=int, help="tasks that may run at a time")
+    verb.add_argument("--time", help="limit of one attempt, such as 24:00:00")
+    for option in ("partition", "account", "qos", "constraint"):
+        verb.add_argument(f"--{option}", help="as for sbatch")
+    verb.add_argument("--gpus", type=int, help="GPUs a node, one process each; 0 trains on the CPU")
+    verb.add_argument("--nodes", type=int, help="nodes a task; above 1 the multi-node template is used")
+    verb.add_argument("--cpus", type=int, help="CPU cores a process")
+    verb.add_argument("--memory", help="memory a node, such as 64G")
+    verb.add_argument("--setup", help="shell file that every task sources first")
+    verb.add_argument("--cluster", type=Path, help=f"YAML file with defaults of these options (default: {_USER_FILE})")
+
+
+def _run_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--processes", type=int, default=1, help="runs at a time (default: 1)")
+    verb.add_argument("--threads", type=int, help="computing threads of each (default: cores / processes)")
+    verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N GPUs")
+    verb.add_argument("--index", type=int, help="work this one run, as a Slurm array task does")
+    verb.epilog = "What follows -- goes to darlit fit, the same for all runs: ... -- --trainer.accelerator=gpu"
+
+
+def _status_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--watch", type=float, metavar="SECONDS", help="refresh until nothing runs or waits any more")
+
+
+_USER_FILE = "~/.config/darlit/cluster.yaml"
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "submit": _submit_options,
+    "run": _run_options,
+    "status": _status_options,
+}
+
+
+def _check(grid: Grid, _: argparse.Namespace) -> int:
+    for size, cells in check_grid(grid).items():
+        seeds = ", ".join(map(str, cells[0].seeds))
+        print(f"size {size}: {len(cells)} cells share one budget; seeds {seeds}")
+    return 0
+
+
+def _list(grid: Grid, _: argparse.Namespace) -> int:
+    for task in grid.tasks:
+        print(f"{task.index}\t{task.cell.name}\t{task.seed}\t{task.cell.file}")
+    return 0
+
+
+def _plan(grid: Grid, _: argparse.Namespace) -> int:
+    check_grid(grid)
+    _console().print(plan.plan_table(grid))
+    return 0
+
+
+def _submit(grid: Grid, arguments: argparse.Namespace) -> int:
+    check_grid(grid)
+    given = slurm.ClusterOptions(
+        **{name: getattr(arguments, name) for name in slurm.ClusterOptions.__dataclass_fields__}
+    )
+    options = given.over(_cluster_defaults(arguments.cluster))
+    queued = {} if arguments.dry_run else slurm.queued_tasks(arguments.runs_dir)
+    left = [task for task in grid.tasks if not _taken(task, arguments.runs_dir, queued)]
+    if not left:
+        print(f"nothing to submit: all {len(grid.tasks)} runs of {grid.name} are done, running or waiting")
+        return 0
+    submission = slurm.prepare(grid, arguments.runs_dir, [task.index for task in left], options)
+    if arguments.dry_run:
+        print(submission.script, end="")
+        return 0
+    job = slurm.submit(submission, grid)
+    print(f"job {job}: {len(left)} of {len(grid.tasks)} runs; Slurm's output: {submission.folder}")
+    print(f"follow it with: darlit grid status {arguments.grid} --runs_dir {arguments.runs_dir}")
+    return 0
+
+
+def _run(grid: Grid, arguments: argparse.Namespace) -> int:
+    for option in ("processes", "threads"):
+        if getattr(arguments, option) is not None and getattr(arguments, option) < 1:
+            raise DarlitError(f"--{option} {getattr(arguments, option)} is not allowed; give a whole number from 1")
+    if arguments.index is not None:
+        return _run_one(grid, arguments)
+    check_grid(grid)
+    left = [task for task in grid.tasks if not is_done(task.folder(arguments.runs_dir))]
+    print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
+    slots = local.make_slots(min(arguments.processes, max(1, len(left))), arguments.threads, arguments.gpus)
+
+    def report(outcome: local.Outcome) -> None:
+        print(f"{_name(outcome.task)}: {_ENDS[outcome.status]} after {outcome.seconds:.0f} s", flush=True)
+
+    outcomes = local.run_tasks(left, arguments.runs_dir, slots, arguments.options, report)
+    statuses = [outcome.status for outcome in outcomes]
+    if FAILED in statuses:
+        print(f"failed runs say why in log.txt; see: darlit grid status {arguments.grid}", file=sys.stderr)
+        return 1
+    return INTERRUPTED if INTERRUPTED in statuses else 0
+
+
+def _run_one(grid: Grid, arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.index < len(grid.tasks):
+        raise DarlitError(f"--index {arguments.index} is not in {grid.file}; it has runs 0 to {len(grid.tasks) - 1}")
+    task = grid.tasks[arguments.index]
+    stopper = Stopper()
+    stopper.install()
+    print(f"{_name(task)}: {task.folder(arguments.runs_dir)}", flush=True)
+    status = work(task, arguments.runs_dir, stopper, arguments.options)
+    print(f"{_name(task)}: {_ENDS[status]}", flush=True)
+    return status
+
+
+def _status(grid: Grid, arguments: argparse.Namespace) -> int:
+    console = _console()
+    table, counts = status_table(grid, arguments.runs_dir, slurm.queued_tasks(arguments.runs_dir))
+    if arguments.watch is None:
+        console.print(table)
+        return 0
+    with Live(table, console=console, auto_refresh=False) as live:
+        while counts["running"] or counts["queued"]:
+            time.sleep(arguments.watch)
+            table, counts = status_table(grid, arguments.runs_dir, slurm.queued_tasks(arguments.runs_dir))
+            live.update(table, refresh=True)
+    return 0
+
+
+_ENDS = {
+    DONE: "done",
+    INTERRUPTED: "stopped, to be continued",
+    FAILED: "failed",
+    None: "left alone, another process works it",
+}
+
+
+def _name(task: Task) -> str:
+    return f"{task.cell.name} seed {task.seed}"
+
+
+def _taken(task: Task, runs_dir: Path, queued: dict[tuple[str, int], str]) -> bool:
+    folder = task.folder(runs_dir)
+    return is_done(folder) or (task.cell.name, task.seed) in queued or is_locked(folder)
+
+
+def _cluster_defaults(file: Path | None) -> slurm.ClusterOptions:
+    if file is not None:
+        return slurm.ClusterOptions.read(file)
+    default = slurm.user_file()
+    return slurm.ClusterOptions.read(default) if default.is_file() else slurm.ClusterOptions()
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=140)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import Any, ClassVar, TypeVar
 
@@ -127,6 +128,13 @@ class LanguageModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_checkpoint(checkpoint)
+        planned = checkpoint["darlit"]["total_steps"]
+        if self.trainer.training and planned != self.trainer.max_steps:
+            warnings.warn(
+                f"this run was planned for {planned} steps and is now {self.trainer.max_steps}: the learning-rate "
+                "schedule changes from here on, and the run no longer compares with others of its budget",
+                stacklevel=2,
+            )
 
     def check_checkpoint(self, checkpoint: dict[str, Any], where: str = "the checkpoint") -> None:
         """Refuse weights of another architecture in one line.

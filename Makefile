@@ -1,0 +1,34 @@
+# make demo   a DAR cell and a residual cell on real text, then their table
+# make test   every fast test;  make test-slow  the slow ones too;  make lint  ruff and mypy
+PYTHON ?= python3
+VENV := .venv
+DARLIT := $(VENV)/bin/darlit
+RUNS ?= runs
+DEMO_OPTIONS ?=
+
+.PHONY: demo test test-slow lint clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(DARLIT) fit --config experiments/tiny_residual.yaml --runs_dir $(RUNS) --ckpt_path last $(DEMO_OPTIONS)
+	$(DARLIT) fit --config experiments/tiny_dar_full.yaml --runs_dir $(RUNS) --ckpt_path last $(DEMO_OPTIONS)
+	$(DARLIT) results $(RUNS) --out $(RUNS)/results
+	@echo "Curves: $(VENV)/bin/tensorboard --logdir $(RUNS)"
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,265 @@
+"""fit, validate, test, predict through the real command line: resume, overrides, links, saved config, errors."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cells import ARMS, INTERRUPTED, STEPS, fit, interrupt_after, run_folder, summary, weights, write_cell
+from darlit.__main__ import main as darlit
+from darlit.grid.summary import TIMING_FIELDS, validate
+
+
+def without_timing(content: dict[str, Any]) -> dict[str, Any]:
+    for field in TIMING_FIELDS:
+        *parents, last = field.split(".")
+        inner = content
+        for parent in parents:
+            inner = inner[parent]
+        inner.pop(last)
+    return content
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("cut", [7, 10])
+def test_resumed_training_equals_straight_training_bitwise(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, arm: str, cut: int
+) -> None:
+    """20 steps = 7 or 10 + signal + resume, validations in between; 10 is a validation step, 7 is not."""
+    straight = write_cell(tmp_path / "straight", data_folder, arm)
+    resumed = write_cell(tmp_path / "resumed", data_folder, arm)
+    assert fit(straight) == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, cut)
+        assert fit(resumed) == INTERRUPTED
+    assert not (run_folder(resumed) / "summary.json").exists()
+    assert fit(resumed, "--ckpt_path", "last") == 0
+
+    expected, actual = weights(run_folder(straight)), weights(run_folder(resumed))
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+    first, second = summary(run_folder(straight)), summary(run_folder(resumed))
+    assert second["restarts"] == 1
+    assert without_timing(first) == without_timing(second)
+    assert first["curve"]["val"]["step"] == [5, 10, 15, 20]
+
+
+def test_accumulated_steps_resume_bitwise(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = write_cell(tmp_path / "straight", data_folder, data__batch_size=2)
+    resumed = write_cell(tmp_path / "resumed", data_folder, data__batch_size=2)
+    assert fit(straight) == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 7)
+        assert fit(resumed) == INTERRUPTED
+    assert fit(resumed, "--ckpt_path", "last") == 0
+    expected, actual = weights(run_folder(straight)), weights(run_folder(resumed))
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+    assert without_timing(summary(run_folder(straight))) == without_timing(summary(run_folder(resumed)))
+
+
+def test_a_finished_run_leaves_everything_a_reader_needs(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment) == 0
+    folder = run_folder(experiment)
+    content = validate(summary(folder))
+    assert (content["cell"], content["arm"], content["size"], content["seed"]) == (
+        "micro_dar_full",
+        "dar_full",
+        "micro",
+        0,
+    )
+    assert content["budget"]["steps"] == STEPS
+    assert content["tokens_seen"] == content["budget"]["tokens"]
+    assert content["val_loss_best"] <= content["val_loss_final"] < 5.5
+    assert content["parameters"]["pathway"] == sum(
+        value.numel() for name, value in weights(folder).items() if ".pathway." in name
+    )
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {
+        "train/loss", "train/learning_rate", "train/grad_norm", "train/tokens_per_second",
+        "val/loss", "val/perplexity", "val/bits_per_byte",
+        "pathway/entropy/layer_00", "pathway/largest_weight/layer_01", "pathway/alpha/layer_00",
+        "pathway/beta/layer_00", "pathway/rho/layer_00",
+    } <= tags  # fmt: skip
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert len(events.Scalars("val/loss")) == 4
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_the_saved_config_reloads_to_the_same_run(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment, "--model.init_args.pathway.rho_logit", "1.5", "--seed_everything", "3") == 0
+    saved = run_folder(experiment, seed=3) / "config.yaml"
+    again = tmp_path / "again"
+    assert darlit(["fit", "--config", str(saved), "--runs_dir", str(again)]) == 0
+    other = again / "micro_dar_full" / "seed_3"
+    for name, value in weights(saved.parent).items():
+        assert torch.equal(weights(other)[name], value), name
+    assert yaml.safe_load(saved.read_text())["model"] == yaml.safe_load((other / "config.yaml").read_text())["model"]
+
+
+def test_options_win_over_files_wherever_they_stand(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    options = ["--model.init_args.optimizer.learning_rate=0.001", "--config", str(experiment), "--cell", "other"]
+    assert darlit(["fit", *options]) == 0
+    saved = yaml.safe_load((tmp_path / "runs" / "other" / "seed_0" / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["optimizer"]["learning_rate"] == 0.001
+
+
+def test_validate_test_and_predict_use_a_checkpoint(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment) == 0
+    config = str(run_folder(experiment) / "config.yaml")
+    before = Path(config).read_bytes()
+    capsys.readouterr()
+    assert darlit(["validate", "--config", config, "--ckpt_path", "last"]) == 0
+    assert f"{summary(run_folder(experiment))['val_loss_final']:.6f}"[:8] in capsys.readouterr().out
+    assert darlit(["test", "--config", config, "--ckpt_path", "best"]) == 0
+    assert darlit(["predict", "--config", config, "--ckpt_path", "best"]) == 0
+    losses = torch.load(run_folder(experiment) / "predictions.pt", weights_only=True)
+    assert losses.shape == (16, 32)
+    assert losses.mean().item() == pytest.approx(summary(run_folder(experiment))["val_loss_best"], rel=1e-5)
+    assert Path(config).read_bytes() == before
+
+
+def test_an_earlier_run_is_never_lost(tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment) == 0
+    made = (run_folder(experiment) / "summary.json").stat().st_mtime_ns
+    assert darlit(["fit", "--config", str(experiment)]) == 2
+    assert "--ckpt_path last" in capsys.readouterr().err
+    assert darlit(["fit", "--config", str(experiment), "--ckpt_path", "last"]) == 0
+    assert "done already" in capsys.readouterr().out
+    assert (run_folder(experiment) / "summary.json").stat().st_mtime_ns == made
+    assert darlit(["fit", "--config", str(experiment), "--overwrite", "true"]) == 0
+    assert (run_folder(experiment) / "summary.json").stat().st_mtime_ns > made
+
+
+def test_last_in_an_empty_folder_starts_from_the_beginning(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment, "--ckpt_path", "last") == 0
+    assert summary(run_folder(experiment))["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trainer.max_steps", "10"], ["trainer.max_steps", "budget.tokens"]),
+        (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches", "budget.batch_tokens"]),
+        (["--model.init_args.backbone.sequence_length=64"], ["backbone.sequence_length", "data.sequence_length"]),
+        (["--model.backbone.sequence_length", "64"], ["backbone.sequence_length", "data.sequence_length"]),
+        (["--data.seed", "1"], ["data.seed", "seed_everything"]),
+        (["--model.init_args.pathway.block_size", "3"], ["block_size=3", "1 to 2"]),
+        (["--model.init_args.backbone.num_heads", "3"], ["backbone.num_heads=3", "backbone.width=32"]),
+        (["--model.init_args.backbone.vocab_size", "200"], ["backbone.vocab_size=200", "257"]),
+        (["--data.folder", "/nowhere/at/all"], ["/nowhere/at/all", "prepare"]),
+        (["--data.sequence_length", "100000000"], ["100000000"]),
+        (["--data.batch_size", "7"], ["budget.batch_tokens=256", "data.batch_size 7"]),
+        (["--budget.tokens", "3"], ["budget.tokens=3", "256"]),
+        (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt", "does not exist"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
+) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert darlit(["fit", "--config", str(experiment), *options]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("darlit: error:")]
+    assert len(errors) == 1
+    for word in words:
+        assert word in errors[0]
+    assert not (run_folder(experiment) / "checkpoints").exists()
+    assert not (run_folder(experiment) / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trainer.max_stepz", "10"], ["trainer.max_stepz"]),
+        (["--model.init_args.pathway.route", "sideways"], ["route", "self_kv"]),
+        (["--model.init_args.pathway.rout", "dar"], ["rout"]),
+        (["--model", "NoSuchLM"], ["NoSuchLM"]),
+    ],
+)
+def test_unknown_keys_and_choices_are_named(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
+) -> None:
+    assert fit(write_cell(tmp_path, data_folder), *options) == 2
+    error = capsys.readouterr().err
+    for word in words:
+        assert word in error
+
+
+def test_a_linked_value_in_a_file_is_refused(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = write_cell(tmp_path, data_folder, trainer__max_steps=7)
+    assert darlit(["fit", "--config", str(experiment)]) == 2
+    assert "trainer.max_steps cannot be set by hand" in capsys.readouterr().err
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (exec, ("open('executed', 'w')",))
+
+
+def test_checkpoints_that_do_not_fit_or_run_code_are_refused(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dar, block = (write_cell(tmp_path, data_folder, arm) for arm in ("dar_full", "dar_block"))
+    assert fit(dar) == 0
+    good = run_folder(dar) / "checkpoints" / "last.ckpt"
+
+    def refused(path: Path) -> str:
+        capsys.readouterr()
+        assert darlit(["validate", "--config", str(block), "--ckpt_path", str(path)]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("darlit: error:")]
+        assert str(path) in line
+        return line
+
+    assert "pathway.block_size is 1 there and 2 here" in refused(good)
+    truncated = Path(shutil.copy(good, tmp_path / "truncated.ckpt"))
+    truncated.write_bytes(good.read_bytes()[:1000])
+    assert "refused" in refused(truncated)
+    torch.save({"state_dict": Payload()}, tmp_path / "code.ckpt")
+    (tmp_path / "pickle.ckpt").write_bytes(pickle.dumps(Payload()))
+    for name in ("code.ckpt", "pickle.ckpt"):
+        assert "refused" in refused(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+    assert "not a darlit checkpoint" in (
+        torch.save({"a": 1}, tmp_path / "other.ckpt") or refused(tmp_path / "other.ckpt")
+    )
+
+
+def test_runs_from_one_folder_do_not_touch_each_other(tmp_path: Path, data_folder: Path) -> None:
+    dar, residual = (write_cell(tmp_path, data_folder, arm) for arm in ("dar_full", "residual"))
+    assert fit(dar) == fit(residual) == 0
+    assert fit(dar, "--seed_everything", "1") == 0
+    names = {"config.yaml", "summary.json", "checkpoints"}
+    for folder in (run_folder(dar), run_folder(dar, 1), run_folder(residual)):
+        assert names <= {path.name for path in folder.iterdir()}
+
+
+def test_another_budget_on_resume_warns_that_the_schedule_changes(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 5)
+        assert fit(experiment) == INTERRUPTED
+    with pytest.warns(UserWarning, match="planned for 20 steps .* now 40"):
+        assert fit(experiment, "--ckpt_path", "last", "--budget.tokens", str(40 * 256)) == 0

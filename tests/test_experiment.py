@@ -1,0 +1,67 @@
+"""Experiment files: base chains, merging, and errors that name the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from darlit.experiment import ExperimentError, load_experiment, load_experiments
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_bases_merge_in_order_and_own_keys_win(tmp_path: Path) -> None:
+    write(tmp_path, "parts/one.yaml", "a: {x: 1, y: 1}\nlist: [1, 2]\n")
+    write(tmp_path, "parts/two.yaml", "a: {y: 2, z: 2}\n")
+    top = write(tmp_path, "top.yaml", "base: [parts/one.yaml, parts/two.yaml]\na: {z: 3}\nlist: [9]\n")
+    assert load_experiment(top) == {"a": {"x": 1, "y": 2, "z": 3}, "list": [9]}
+
+
+def test_base_is_relative_to_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "configs/deep/leaf.yaml", "value: leaf\n")
+    write(tmp_path, "configs/middle.yaml", "base: deep/leaf.yaml\n")
+    top = write(tmp_path, "experiments/top.yaml", "base: [../configs/middle.yaml]\n")
+    monkeypatch.chdir(tmp_path / "configs")
+    assert load_experiment(top) == {"value": "leaf"}
+
+
+def test_later_files_win(tmp_path: Path) -> None:
+    one = write(tmp_path, "one.yaml", "a: {x: 1, y: 1}\n")
+    two = write(tmp_path, "two.yaml", "a: {y: 2}\n")
+    assert load_experiments([one, two]) == {"a": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: [missing.yaml]\n", ["top.yaml", "missing.yaml", "does not exist"]),
+        ("base: [top.yaml]\n", ["loops", "top.yaml -> top.yaml"]),
+        ("base: [loop.yaml]\n", ["loops", "top.yaml -> loop.yaml -> top.yaml"]),
+        ("base: {a: 1}\n", ["top.yaml", "list of paths"]),
+        ("- a\n- b\n", ["top.yaml", "mapping"]),
+        ("a: [1\n", ["top.yaml", "YAML"]),
+    ],
+)
+def test_bad_files_are_named_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    write(tmp_path, "loop.yaml", "base: [top.yaml]\n")
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(tmp_path, "top.yaml", text))
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_resolves_and_is_a_handful_of_lines(path: Path) -> None:
+    config = load_experiment(path)
+    assert {"model", "data", "budget", "trainer"} <= set(config)
+    assert "class_path" in config["model"]
+    assert len(path.read_text().splitlines()) <= 12

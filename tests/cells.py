@@ -86,16 +86,3 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
-
-
-    "ARMS",
-    "BATCH_TOKENS",
-    "INTERRUPTED",
-    "STEPS",
-    "fit",
-    "interrupt_after",
-    "run_folder",
-    "summary",
-    "weights",
-    "write_cell",
-]

@@ -9,13 +9,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 kB of made-up Python text as bytes, prepared once for the whole session."""
+    """About 60 kB of made-up code as bytes, prepared once for the whole session."""
     from darlit.data.prepare import Options, prepare
 
     sources = tmp_path_factory.mktemp("sources")
     for number in range(60):
         lines = [f"def function_{number}_{i}(x):\n    return x * {i} + {number * i % 97}\n" for i in range(20)]
-        (sources / f"module_{number:02}.py").write_text("\n".join(lines))
+        (sources / f"module_{number:02}.txt").write_text("\n".join(lines))
     out = tmp_path_factory.mktemp("data") / "corpus"
     prepare([str(sources)], out, Options(val_fraction=0.2))
     return out

@@ -96,10 +96,10 @@ class ManifoldHyperConnections(WidenedStreams):
 
     def reset_parameters(self) -> None:
         n, share = self.num_streams, self.options.read_share
-        own = torch.eye(n)[torch.arange(self.num_branches) % n]
+        own = torch.eye(n, dtype=torch.double)[torch.arange(self.num_branches) % n]
         shares_IN = own * share + (1 - own) * (1 - share) / max(n - 1, 1)
         with torch.no_grad():
-            self.pre_bias_IN.copy_(torch.logit(shares_IN.double()))
+            self.pre_bias_IN.copy_(torch.logit(shares_IN))
             self.post_bias_IN.zero_()
             self.res_bias_INN.copy_((self.options.res_logit * torch.eye(n)).expand_as(self.res_bias_INN))
             for kind in ("pre", "post", "res"):
@@ -145,7 +145,7 @@ def doubly_stochastic(logits: Tensor) -> Tensor:
     if logits.shape[-1] != 2:
         # The iterates of every branch would stay in memory until the backward pass; they are cheap to make again.
         return checkpoint(sinkhorn, logits, SINKHORN_ITERATIONS, use_reentrant=False, preserve_rng_state=False)
-    (a, b), (c, d) = (row.unbind(-1) for row in logits.unbind(-2))
+    (a, b), (c, d) = (row.unbind(-1) for row in reference.wide(logits).unbind(-2))
     half = (a + d - b - c) / 2
     stay, swap = half.sigmoid(), (-half).sigmoid()
     return torch.stack([torch.stack([stay, swap], -1), torch.stack([swap, stay], -1)], -2)

@@ -27,8 +27,7 @@ def without_timing(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("cut", [7, 10])
+@pytest.mark.parametrize(("arm", "cut"), [*((arm, 7) for arm in ARMS), ("dar_full", 10)])
 def test_resumed_training_equals_straight_training_bitwise(
     tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, arm: str, cut: int
 ) -> None:
@@ -126,7 +125,7 @@ def test_validate_test_and_predict_use_a_checkpoint(
     before = Path(config).read_bytes()
     capsys.readouterr()
     assert darlit(["validate", "--config", config, "--ckpt_path", "last"]) == 0
-    assert f"{summary(run_folder(experiment))['val_loss_final']:.6f}"[:8] in capsys.readouterr().out
+    assert f"{summary(run_folder(experiment))['val_loss_final']:.9f}"[:6] in capsys.readouterr().out
     assert darlit(["test", "--config", config, "--ckpt_path", "best"]) == 0
     assert darlit(["predict", "--config", config, "--ckpt_path", "best"]) == 0
     losses = torch.load(run_folder(experiment) / "predictions.pt", weights_only=True)
@@ -166,7 +165,7 @@ def test_last_in_an_empty_folder_starts_from_the_beginning(tmp_path: Path, data_
         (["--model.init_args.backbone.num_heads", "3"], ["backbone.num_heads=3", "backbone.width=32"]),
         (["--model.init_args.backbone.vocab_size", "200"], ["backbone.vocab_size=200", "257"]),
         (["--data.folder", "/nowhere/at/all"], ["/nowhere/at/all", "prepare"]),
-        (["--data.sequence_length", "100000000"], ["100000000"]),
+        (["--data.sequence_length", "500000"], ["500000"]),
         (["--data.batch_size", "7"], ["budget.batch_tokens=256", "data.batch_size 7"]),
         (["--budget.tokens", "3"], ["budget.tokens=3", "256"]),
         (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt", "does not exist"]),

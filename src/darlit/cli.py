@@ -19,6 +19,7 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
@@ -28,6 +29,7 @@ from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import Cell, RunRecord
 from darlit.callbacks.throughput import Throughput
+from darlit.checkpoint_io import AtomicCheckpointIO
 from darlit.data.datamodule import TokenDataModule
 from darlit.errors import DarlitError
 from darlit.experiment import load_experiments
@@ -54,7 +56,19 @@ TRAINER_DEFAULTS = {
 
 
 class DarlitCLI(LightningCLI):
-    """LightningCLI with a budget, a run folder per cell and seed, and the callbacks that every run has."""
+    """LightningCLI with a budget, a run folder per cell and seed, and the callbacks that every run has.
+
+    Args:
+        verb: the one subcommand to build a parser for.
+        options: see LightningCLI.
+    """
+
+    def __init__(self, verb: str, **options: Any) -> None:
+        self.verb = verb
+        super().__init__(LanguageModule, TokenDataModule, **options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        return {self.verb: LightningCLI.subcommands()[self.verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--cell", type=str, default="run", help="Name of the run; default: the experiment's.")
@@ -77,6 +91,12 @@ class DarlitCLI(LightningCLI):
         parser.link_arguments("data.sequence_length", "model.init_args.backbone.sequence_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise _root_cause(error) from error
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         folder = Path(self._option("trainer").default_root_dir)
         kwargs.setdefault("logger", self._get(self.config_init, "trainer").get("logger"))
@@ -87,6 +107,7 @@ class DarlitCLI(LightningCLI):
             self.save_config_callback = None
         given = self._get(self.config_init, "trainer").get("callbacks") or []
         kwargs["callbacks"] = [*self._callbacks(folder), *given]
+        kwargs["plugins"] = [*_plugins(), *(self._get(self.config_init, "trainer").get("plugins") or [])]
         return super().instantiate_trainer(**kwargs)
 
     def _callbacks(self, folder: Path) -> list[Any]:
@@ -187,6 +208,12 @@ class DarlitCLI(LightningCLI):
         )
 
 
+def _plugins() -> list[Any]:
+    """Checkpoints in one piece; under Slurm its ranks, without Lightning's own handler, which saves amid a step."""
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    return [AtomicCheckpointIO(), *slurm]
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint's plain tensors and values on the CPU.
 
@@ -201,6 +228,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
         raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
     return checkpoint
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The DarlitError that another error was raised because of, or that error itself."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, DarlitError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
 
 
 def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -245,8 +280,8 @@ def main(arguments: list[str]) -> int:
     _quieten()
     merged = ["--config", yaml.safe_dump(config)] if files else []
     DarlitCLI(
-        LanguageModule,
-        TokenDataModule,
+        verb,
+        parser_kwargs={"allow_abbrev": False},
         subclass_mode_model=True,
         trainer_defaults=TRAINER_DEFAULTS,
         seed_everything_default=0,

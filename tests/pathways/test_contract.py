@@ -98,14 +98,14 @@ def test_bad_options_are_refused_in_one_line(name, options, message):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradcheck(variant):
-    pathway = stir(make(variant, branches=4, width=3))
-    weights = [randn(3, 3, seed=i).requires_grad_() for i in range(4)]
+    pathway = stir(make(variant, width=3))
+    weights = [randn(3, 3, seed=i).requires_grad_() for i in range(BRANCHES)]
     names, parameters = zip(*pathway.named_parameters(), strict=True) if list(pathway.parameters()) else ((), ())
     parameters = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
     def function(embedding: Tensor, *leaves: Tensor) -> Tensor:
-        values = dict(zip(names, leaves[4:], strict=True))
-        branches = [lambda x, weight=weight: torch.tanh(x @ weight) for weight in leaves[:4]]
+        values = dict(zip(names, leaves[BRANCHES:], strict=True))
+        branches = [lambda x, weight=weight: torch.tanh(x @ weight) for weight in leaves[:BRANCHES]]
         return torch.func.functional_call(
             _Run(pathway, branches), {f"pathway.{n}": v for n, v in values.items()}, embedding
         )

@@ -20,9 +20,11 @@ def paper(pathway, embedding, branches, transposed=False):
         flat = x.flatten(-2)
         normed = flat / (flat.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
 
-        def logits(kind, at, normed=normed):
-            phi = getattr(pathway, f"{kind}_projection_INND")[at].flatten(1).T
-            return getattr(pathway, f"{kind}_scale_I")[at] * (normed @ phi)
+        rows = {"pre": slice(0, n), "post": slice(n, 2 * n), "res": slice(2 * n, None)}
+        phi = pathway.projections_CND[i].flatten(1).T
+
+        def logits(kind, at, normed=normed, phi=phi, rows=rows):
+            return getattr(pathway, f"{kind}_scale_I")[at] * (normed @ phi[:, rows[kind]])
 
         pre = torch.sigmoid(logits("pre", i) + pathway.pre_bias_IN[i])
         post = 2 * torch.sigmoid(logits("post", i) + pathway.post_bias_IN[i])

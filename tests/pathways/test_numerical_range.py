@@ -24,7 +24,7 @@ def test_finite_for_logits_of_sixty(variant, dtype):
                 parameter.copy_(60 / WIDTH * signs)  # a key of ones and minus ones reaches +-60
             elif "logit" in parameter_name or "bias" in parameter_name or parameter_name == "weights_W":
                 parameter.copy_(60 * signs if name != "denseformer" else signs)
-            elif parameter_name.endswith(("projection_INND", "projection_ICD")):
+            elif "projection" in parameter_name:
                 parameter.copy_(60 / WIDTH * signs)
     embedding = torch.sign(randn(2, 5, WIDTH, seed=1)).to(dtype).requires_grad_()
     branches, weights = plain_branches(BRANCHES)

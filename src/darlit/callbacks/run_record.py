@@ -56,6 +56,8 @@ class RunRecord(pl.Callback):
         self.bits_per_byte = math.nan
         self.restarts = 0
         self.wall_time = 0.0
+        self.val_batches = 0
+        self.peak_memory = 0
         self._losses: list[Any] = []
         self._started = 0.0
         self._last_progress = 0.0
@@ -79,6 +81,8 @@ class RunRecord(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        self.val_batches = int(trainer.num_val_batches[0])
+        self.peak_memory = max(self.peak_memory, peak_memory_bytes(pl_module.device))
         metrics = trainer.callback_metrics
         seconds = self._find(trainer, Throughput).seconds
         self._append(self.val_curve, trainer.global_step, loss=float(metrics["val/loss"]), seconds=seconds)
@@ -86,11 +90,12 @@ class RunRecord(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write_progress(trainer)
-        if trainer.global_step < self.budget.steps or not trainer.is_global_zero:
-            return
-        assert isinstance(pl_module, LanguageModule)
-        summary = self._summary(trainer, pl_module)
-        write_text(self._folder(trainer) / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        self._write_summary(trainer, pl_module)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A run that was killed between its last checkpoint and its summary has nothing left to train: finish it."""
+        if not (self._folder(trainer) / "summary.json").exists():
+            self._write_summary(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -100,6 +105,8 @@ class RunRecord(pl.Callback):
             "restarts": self.restarts,
             "wall_time": self._wall_time(),
             "losses": [float(loss) for loss in self._losses],
+            "val_batches": self.val_batches,
+            "peak_memory": self.peak_memory,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,13 +115,22 @@ class RunRecord(pl.Callback):
         self.restarts = state_dict["restarts"] + 1
         self.wall_time = state_dict["wall_time"]
         self._losses = list(state_dict["losses"])
+        self.val_batches = state_dict["val_batches"]
+        self.peak_memory = state_dict["peak_memory"]
+
+    def _write_summary(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step < self.budget.steps or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, LanguageModule)
+        summary = self._summary(trainer, pl_module)
+        write_text(self._folder(trainer) / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def _summary(self, trainer: pl.Trainer, module: LanguageModule) -> dict[str, Any]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         throughput = self._find(trainer, Throughput)
         pathway = module.transformer.pathway
         total = sum(parameter.numel() for parameter in module.transformer.parameters())
-        val_tokens = trainer.num_val_batches[0] * data.batch_size * trainer.world_size * data.sequence_length
+        val_tokens = self.val_batches * data.batch_size * trainer.world_size * data.sequence_length
         return {
             "schema_version": SCHEMA_VERSION,
             "cell": self.cell.name,
@@ -129,8 +145,8 @@ class RunRecord(pl.Callback):
                 "batch_tokens": self.budget.batch_tokens,
                 "steps": self.budget.steps,
                 "sequence_length": data.sequence_length,
-                "val_batches": int(trainer.num_val_batches[0]),
-                "val_tokens": int(val_tokens),
+                "val_batches": self.val_batches,
+                "val_tokens": val_tokens,
             },
             "data": {
                 "fingerprint": data.fingerprint,
@@ -149,7 +165,7 @@ class RunRecord(pl.Callback):
             "curve": {"train": self.train_curve, "val": self.val_curve},
             "tokens_per_second": throughput.tokens_per_second,
             "step_time_median_s": throughput.step_time_median,
-            "peak_memory_bytes": peak_memory_bytes(module.device),
+            "peak_memory_bytes": self.peak_memory,
             "parameters": {
                 "total": total,
                 "active": total,

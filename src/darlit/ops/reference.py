@@ -73,3 +73,25 @@ def transport(streams: tuple[Tensor, Tensor], rho: Tensor) -> tuple[Tensor, Tens
     one, two = streams
     step = (1 - rho) * (two - one)
     return (one + step).to(one.dtype), (two - step).to(two.dtype)
+
+
+def stream_write(
+    carried: Sequence[Tensor] | None, output_BTD: Tensor, rho: Tensor | None, beta: Tensor | None
+) -> tuple[Tensor, ...]:
+    """``P^j <- rho P^j + (1 - rho) P^{1-j} + beta^j y``: the streams after a branch's gated output.
+
+    Args:
+        carried: the streams before; None: they start empty.
+        output_BTD: y.
+        rho: None (carried as they are), or two streams are exchanged: ``[1]`` or ``[B, T, 1]``.
+        beta: ``[M]`` or ``[B, T, M]`` of M streams; None: one stream takes y as it is.
+    """
+    if beta is None:
+        added: tuple[Tensor, ...] = (output_BTD,)
+    else:
+        added = tuple((weight.unsqueeze(-1) * output_BTD).to(output_BTD.dtype) for weight in beta.unbind(-1))
+    if carried is None:
+        return added
+    if rho is not None:
+        carried = transport((carried[0], carried[1]), rho)
+    return tuple(p_BTD + y_BTD for p_BTD, y_BTD in zip(carried, added, strict=True))

@@ -11,7 +11,7 @@ import pkgutil
 from typing import Any
 
 from darlit.errors import DarlitError
-from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe
+from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe, check_option
 
 __all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "names"]
 
@@ -28,7 +28,15 @@ def names() -> list[str]:
     return list(families())
 
 
-def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-10, **options: Any) -> Pathway:
+def build(
+    name: str,
+    *,
+    num_branches: int,
+    width: int,
+    norm_eps: float = 1e-10,
+    implementation: str = "auto",
+    **options: Any,
+) -> Pathway:
     """Make a pathway for any stack of branches.
 
     Args:
@@ -36,6 +44,7 @@ def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-10, 
         num_branches: how many branches write to it, two per Transformer layer.
         width: D of every branch's input and output.
         norm_eps: eps of the key norm.
+        implementation: auto, reference, cpu or triton; see `darlit.ops.dispatch`.
         options: fields of the family's ``Options``; each has a default.
 
     Raises:
@@ -49,7 +58,10 @@ def build(name: str, *, num_branches: int, width: int, norm_eps: float = 1e-10, 
     for option in options:
         if option not in allowed:
             raise DarlitError(f"{option}={options[option]!r}: {name} has no such option; it has {', '.join(allowed)}")
-    return family(num_branches, width, family.Options(**options), norm_eps)
+    check_option("implementation", implementation, implementation in family.implementations, family.implementations)
+    pathway = family(num_branches, width, family.Options(**options), norm_eps)
+    pathway.implementation = implementation
+    return pathway
 
 
 def _subclasses(base: type[Any]) -> list[type[Any]]:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darlit.errors import DarlitError
+from darlit.ops.dispatch import IMPLEMENTATIONS
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
@@ -35,7 +36,7 @@ from darlit.pathways.contract import (
     observe,
 )
 from darlit.pathways.cost import Cost, history_cost
-from darlit.pathways.depth_history import DepthHistory, new_queries, reset_queries
+from darlit.pathways.depth_history import DepthHistory, Source, new_queries, reset_queries
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,26 @@ class AttentionOptions(PathwayOptions):
 @dataclass(kw_only=True)
 class AttentionState(PathwayState):
     history: DepthHistory
-    partial_BTD: Tensor | None = None
+    partial: Source | None = None
+    """The running sum of the block under way; its last stream is the sum itself, with or without ``sep_v``."""
 
     def _read(self, read: int) -> Tensor:
         targets = self.pathway.options.num_queries
-        partial = None if self.partial_BTD is None else self._source(self.partial_BTD)
-        return self.history.read(read, [1.0 / targets] * targets, partial, self.probe)
+        return self.history.read(read, [1.0 / targets] * targets, self.partial)
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
-        self.partial_BTD = output_BTD if self.partial_BTD is None else self.partial_BTD + output_BTD
+        value_BTD = output_BTD if self.partial is None else self.partial.streams[-1] + output_BTD
         if self.pathway.ends_block(branch):
-            (entry_BTD,) = observe(self.probe, len(self.history.entries), (self.partial_BTD,))
-            self.history = self.history.append(self._source(entry_BTD), next_read=branch + 1)
-            self.partial_BTD = None
+            (value_BTD,) = observe(self.probe, len(self.history.sources), (value_BTD,))
+            self.history = self.history.append(self._source(value_BTD, first_read=branch + 1))
+            self.partial = None
+        else:
+            self.partial = self._source(value_BTD, first_read=branch + 1, last_read=branch + 1)
 
-    def _source(self, value_BTD: Tensor) -> Streams:
+    def _source(self, value_BTD: Tensor, first_read: int, last_read: int | None = None) -> Source:
         """What the history keeps of the entry that is next to complete."""
-        return self.pathway.source_streams(len(self.history.entries), value_BTD)
+        streams = self.pathway.source_streams(len(self.history.sources), value_BTD)
+        return self.history.source(streams, first_read, last_read)
 
     def _finish(self) -> Tensor:
         return self._read(self.pathway.num_branches)
@@ -102,6 +106,7 @@ class AttentionResiduals(Pathway):
     source = "arXiv 2603.15031"
     keeps = "every source"
     Options = AttentionOptions
+    implementations = IMPLEMENTATIONS
 
     def __init__(self, num_branches: int, width: int, options: AttentionOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
@@ -135,7 +140,7 @@ class AttentionResiduals(Pathway):
         """What a read takes of a source: its value, and with ``sep_v`` the tensor that its key comes from beside it."""
         if not self.options.sep_v:
             return (value_BTD,)
-        projected_BTD = F.linear(value_BTD, self.value_projection_EDD[entry])
+        projected_BTD = F.linear(value_BTD, self.value_projection_EDD[entry].to(value_BTD.dtype))
         return projected_BTD.to(value_BTD.dtype), value_BTD
 
     def cost(self) -> Cost:
@@ -163,7 +168,9 @@ class AttentionResiduals(Pathway):
             value_streams=self.value_streams,
             first_choice=1,
             norm_eps=self.norm_eps,
+            implementation=self.implementation_for(embedding_BTD, probe),
+            probe=probe,
         )
         (entry_BTD,) = observe(probe, 0, (embedding_BTD,))
-        history = history.append(self.source_streams(0, entry_BTD), next_read=0)
+        history = history.append(history.source(self.source_streams(0, entry_BTD), first_read=0))
         return AttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from darlit.errors import DarlitError
+from darlit.ops.dispatch import choose
 from darlit.pathways.cost import Cost
 
 BRANCHES_PER_LAYER = 2
@@ -175,6 +176,9 @@ class Pathway(nn.Module, ABC):
     keeps: ClassVar[str]
     """A few words on what its state holds at the end of a forward pass."""
     Options: ClassVar[type[PathwayOptions]] = PathwayOptions
+    implementations: ClassVar[tuple[str, ...]] = ("auto", "reference")
+    """What `darlit.ops.dispatch` may choose from; a family without fused operators has the reference alone."""
+    implementation: str = "auto"
 
     def __init__(self, num_branches: int, width: int, options: PathwayOptions, norm_eps: float) -> None:
         super().__init__()
@@ -208,6 +212,12 @@ class Pathway(nn.Module, ABC):
     @abstractmethod
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> PathwayState:
         """Begin a forward pass from the embedding ``[B, T, D]``."""
+
+    def implementation_for(self, embedding_BTD: Tensor, probe: Probe | None) -> str:
+        """What runs in a forward pass: a probe sees weights that only the reference makes visible."""
+        if probe is not None:
+            return "reference"
+        return choose(self.implementation, embedding_BTD.device.type, embedding_BTD.dtype)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{field.name}={asdict(self.options)[field.name]!r}" for field in fields(self.options))

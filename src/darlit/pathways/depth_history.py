@@ -1,12 +1,12 @@
-"""Reading from the history of earlier depths: what AttnRes and DAR have in common.
+"""Writing to and reading from the history of earlier depths: what AttnRes and DAR have in common.
 
 A read has J targets. Target j takes its keys from one stream and its values from one stream, and has a query of
 its own; AttnRes has one stream and one target, DAR two of each, and a route says which stream serves which.
 
-A query does not depend on the input. So the logits of an entry for all later reads are computed by one matrix
-product when the entry is appended, and nothing is stacked or normalised again at a read.
+A query does not depend on the input. So the logits of a source for all reads that will see it are computed once,
+when it is written, and nothing is stacked or normalised again at a read.
 
-Shapes: B batch, T token, D width, J targets, R reads that have a choice, S sources of one read.
+Shapes: B batch, T token, N = B T, D width, J targets, R reads that have a choice, S sources of one read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,26 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from darlit.ops import reference
-from darlit.pathways.contract import Probe, Streams
+from darlit.ops import fused, reference
+from darlit.pathways.contract import Probe, Streams, observe
+
+
+@dataclass(frozen=True)
+class Source:
+    """The states of all streams at one depth, and what the reads that will see them need."""
+
+    streams: Streams
+    first_read: int
+    """The read that the first column of the logits belongs to."""
+    logits: Streams
+    """Reference: per target ``[B, T, reads]``; else one tensor ``[N, J, reads]``."""
+    tickets: Streams = ()
+    """The fused operators' way back; see `darlit.ops.fused`."""
 
 
 @dataclass(frozen=True)
 class DepthHistory:
-    """Completed entries of all streams and their logits; `append` returns a longer history, this one stays."""
+    """Completed sources of all streams; `append` returns a longer history, this one stays."""
 
     queries_JRD: Tensor
     key_streams: tuple[int, ...]
@@ -33,77 +46,146 @@ class DepthHistory:
     first_choice: int
     """The first read with more than one source; earlier reads have nothing to weigh and no query."""
     norm_eps: float
-    entries: tuple[Streams, ...] = ()
-    logits: tuple[Streams, ...] = ()
-    """Per entry and target ``[B, T, reads left]``."""
-    first_reads: tuple[int, ...] = ()
-    """Per entry, the read that its first column of logits belongs to."""
+    implementation: str
+    """What `darlit.ops.dispatch.choose` chose."""
+    probe: Probe | None = None
+    sources: tuple[Source, ...] = ()
 
-    def append(self, streams: Streams, next_read: int) -> DepthHistory:
-        """Add a completed entry that read ``next_read`` is the first to see."""
-        first_read = max(next_read, self.first_choice)
-        return replace(
-            self,
-            entries=(*self.entries, streams),
-            logits=(*self.logits, self._logits(streams, first_read, last_read=None)),
-            first_reads=(*self.first_reads, first_read),
+    def source(self, streams: Streams, first_read: int, last_read: int | None = None) -> Source:
+        """Make given streams a source for the reads from ``first_read`` on; ``last_read`` None: for all of them."""
+        first_read, queries_JRD = self._queries(first_read, last_read)
+        if self.implementation != "reference":
+            return self._fused_source(streams, None, None, None, first_read, queries_JRD)
+        logits = tuple(
+            reference.depth_logits(streams[stream], queries_RD, self.norm_eps)
+            for stream, queries_RD in zip(self.key_streams, queries_JRD, strict=True)
         )
+        return Source(streams, first_read, logits)
 
-    def read(
+    def write(
         self,
-        read: int,
-        shares: Sequence[Tensor | float],
-        partial: Streams | None = None,
-        probe: Probe | None = None,
-    ) -> Tensor:
+        carried: Streams | None,
+        output_BTD: Tensor,
+        *,
+        rho: Tensor | None = None,
+        beta: Tensor | None = None,
+        first_read: int,
+        last_read: int | None = None,
+    ) -> Source:
+        """Add a branch's gated output to the carried streams and make the result a source.
+
+        The gates are as in `darlit.ops.reference.stream_write`, the reads as in `source`. What all later reads see
+        is shown to the probe as the next entry.
+        """
+        if self.implementation != "reference":
+            first_read, queries_JRD = self._queries(first_read, last_read)
+            return self._fused_source(carried or (), output_BTD, rho, beta, first_read, queries_JRD)
+        streams = reference.stream_write(carried, output_BTD, rho, beta)
+        if last_read is None:
+            streams = observe(self.probe, len(self.sources), streams)
+        return self.source(streams, first_read, last_read)
+
+    def append(self, source: Source) -> DepthHistory:
+        """Add a completed source."""
+        return replace(self, sources=(*self.sources, source))
+
+    def read(self, read: int, shares: Sequence[Tensor | float], partial: Source | None = None) -> Tensor:
         """``sum_j share_j sum_r softmax_r(logits^j_r) v^j_r``, ``[B, T, D]`` in the streams' dtype.
 
         Args:
             read: branch index, or the number of branches for the final read.
-            shares: how much of the result each target contributes, a number or ``[B, T]`` each.
-            partial: the states of the block under way, one more source.
-            probe: sees the weights of each target.
+            shares: how much of the result each target contributes, numbers or ``[1]`` or ``[B, T]`` each; sum one.
+            partial: the block under way, one more source.
         """
-        sources = self.entries if partial is None else (*self.entries, partial)
+        sources = self.sources if partial is None else (*self.sources, partial)
         if read < self.first_choice:
-            return self._only_source(read, sources, probe)
+            return self._only_source(read, sources)
+        if self.implementation != "reference":
+            return self._fused_read(read, shares, sources)
 
-        weights = [self._weights(read, target, partial) for target in range(len(self.key_streams))]
-        if probe is not None:
+        weights = [self._weights(read, target, sources) for target in range(len(self.key_streams))]
+        if self.probe is not None:
             for target, weights_BTS in enumerate(weights):
-                probe.depth_weights(read, target, weights_BTS)
-        return _mix(sources, self.value_streams, weights, shares)
+                self.probe.depth_weights(read, target, weights_BTS)
+        return _mix([source.streams for source in sources], self.value_streams, weights, shares)
 
-    def _weights(self, read: int, target: int, partial: Streams | None) -> Tensor:
-        columns = [
-            logits[target][..., read - first_read]
-            for logits, first_read in zip(self.logits, self.first_reads, strict=True)
-        ]
-        if partial is not None:
-            columns.append(self._logits(partial, read, read)[target][..., 0])
+    def _queries(self, first_read: int, last_read: int | None) -> tuple[int, Tensor]:
+        first_read = max(first_read, self.first_choice)
+        last_row = None if last_read is None else max(last_read + 1, first_read) - self.first_choice
+        return first_read, self.queries_JRD[:, first_read - self.first_choice : last_row]
+
+    def _weights(self, read: int, target: int, sources: tuple[Source, ...]) -> Tensor:
+        columns = [source.logits[target][..., read - source.first_read] for source in sources]
         return torch.stack(columns, dim=-1).softmax(dim=-1)
 
-    def _logits(self, streams: Streams, first_read: int, last_read: int | None) -> Streams:
-        rows = slice(first_read - self.first_choice, None if last_read is None else last_read - self.first_choice + 1)
-        return tuple(
-            reference.depth_logits(streams[stream], self.queries_JRD[target, rows], self.norm_eps)
-            for target, stream in enumerate(self.key_streams)
-        )
-
-    def _only_source(self, read: int, sources: tuple[Streams, ...], probe: Probe | None) -> Tensor:
+    def _only_source(self, read: int, sources: tuple[Source, ...]) -> Tensor:
         if len(sources) != 1:
             raise ValueError(
                 f"read {read} needs exactly one source before read {self.first_choice}, got {len(sources)}"
             )
-        value_BTD = sources[0][0]
-        if probe is not None:
+        value_BTD = sources[0].streams[0]
+        if self.probe is not None:
             for target in range(len(self.key_streams)):
-                probe.depth_weights(read, target, value_BTD.new_ones(*value_BTD.shape[:-1], 1))
+                self.probe.depth_weights(read, target, value_BTD.new_ones(*value_BTD.shape[:-1], 1))
         return value_BTD
+
+    def _fused_source(
+        self,
+        carried: Streams,
+        output_BTD: Tensor | None,
+        rho: Tensor | None,
+        beta: Tensor | None,
+        first_read: int,
+        queries_JRD: Tensor,
+    ) -> Source:
+        reads = queries_JRD.shape[1]
+        tensors = fused.stream_write(
+            list(carried),
+            output_BTD,
+            rho,
+            beta,
+            queries_JRD,
+            list(self.key_streams),
+            list(self.value_streams),
+            self.norm_eps,
+            reads if torch.is_grad_enabled() else 0,
+            self.implementation,
+        )
+        written = 0 if output_BTD is None else len(tensors) - 2 - 2 * reads * torch.is_grad_enabled()
+        streams = tuple(tensors[:written]) if written else carried
+        return Source(streams, first_read, (tensors[written],), tuple(tensors[written + 2 :]))
+
+    def _fused_read(self, read: int, shares: Sequence[Tensor | float], sources: tuple[Source, ...]) -> Tensor:
+        columns = [read - source.first_read for source in sources]
+        like = sources[0].streams[0]
+        share_J = torch.stack([_share(share, like) for share in shares], dim=-1)
+        per_read = fused.TICKETS_PER_READ
+        tickets = [
+            ticket
+            for source, column in zip(sources, columns, strict=True)
+            for ticket in source.tickets[per_read * column : per_read * (column + 1)]
+        ]
+        return fused.depth_read(
+            [stream.detach() for source in sources for stream in source.streams],
+            [source.logits[0].detach() for source in sources],
+            columns,
+            tickets,
+            share_J,
+            list(self.value_streams),
+            torch.is_grad_enabled(),
+            self.implementation,
+        )[0]
+
+
+def _share(share: Tensor | float, like: Tensor) -> Tensor:
+    """A scalar for all tokens, or ``[B, T]``."""
+    if isinstance(share, float):
+        return like.new_full((), share, dtype=torch.float32)
+    return share.reshape(()) if share.numel() == 1 else share
 
 
 def _mix(
-    sources: tuple[Streams, ...],
+    sources: Sequence[Streams],
     value_streams: tuple[int, ...],
     weights: Sequence[Tensor],
     shares: Sequence[Tensor | float],

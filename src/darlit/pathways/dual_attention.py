@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from darlit.errors import DarlitError
 from darlit.ops import reference
+from darlit.ops.dispatch import IMPLEMENTATIONS
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
@@ -45,7 +46,7 @@ from darlit.pathways.contract import (
     observe,
 )
 from darlit.pathways.cost import Cost, history_cost
-from darlit.pathways.depth_history import DepthHistory, new_queries, reset_queries
+from darlit.pathways.depth_history import DepthHistory, Source, new_queries, reset_queries
 
 
 class Route(NamedTuple):
@@ -138,7 +139,7 @@ class Gate(nn.Module):
 @dataclass(kw_only=True)
 class DualAttentionState(PathwayState):
     history: DepthHistory
-    partial: Streams | None = None
+    partial: Source | None = None
     features_BTD: Tensor | None = None
     """RMSNorm of the branch's input, what the dynamic write gates look at."""
 
@@ -146,16 +147,16 @@ class DualAttentionState(PathwayState):
         pathway = self.pathway
         partial = self.partial if pathway.options.include_partial else None
         alpha = self._alpha(read, partial)
-        x_BTD = self.history.read(read, (alpha, 1 - alpha), partial, self.probe)
+        x_BTD = self.history.read(read, (alpha, 1 - alpha), partial)
         if pathway.dynamic:
             self.features_BTD = reference.rms_norm(x_BTD, pathway.norm_eps)
         return x_BTD
 
-    def _alpha(self, read: int, partial: Streams | None) -> Tensor | float:
+    def _alpha(self, read: int, partial: Source | None) -> Tensor | float:
         pathway = self.pathway
         if read < pathway.first_choice:
             return 0.5
-        newest = self.history.entries[-1] if partial is None else partial
+        newest = (self.history.sources[-1] if partial is None else partial).streams
         features_BTD = reference.rms_norm((newest[0] + newest[1]) / 2, pathway.norm_eps) if pathway.dynamic else None
         alpha = pathway.alpha(read, features_BTD)
         self._show("alpha", read, alpha)
@@ -163,34 +164,35 @@ class DualAttentionState(PathwayState):
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         pathway = self.pathway
-        beta = pathway.beta(branch, self.features_BTD)
+        beta = 2 * pathway.beta(branch, self.features_BTD)
         self._show("beta", branch, beta)
-        added = tuple((2 * beta[..., j : j + 1] * output_BTD).to(output_BTD.dtype) for j in (0, 1))
-        carried = self._carried(branch)
-        self.partial = added if carried is None else tuple(p + y for p, y in zip(carried, added, strict=True))
+        carried, rho = self._carried(), None
+        if carried is not None and branch in pathway.rho.slot:
+            rho = pathway.rho(branch, self.features_BTD)
+            self._show("rho", branch, rho)
+        next_read = branch + 1
         if pathway.ends_block(branch):
-            entry = observe(self.probe, len(self.history.entries), self.partial)
-            self.history = self.history.append(entry, next_read=branch + 1)
+            entry = self.history.write(carried, output_BTD, rho=rho, beta=beta, first_read=next_read)
+            self.history = self.history.append(entry)
             self.partial = None
+        else:
+            last_read = next_read if pathway.options.include_partial else branch
+            self.partial = self.history.write(
+                carried, output_BTD, rho=rho, beta=beta, first_read=next_read, last_read=last_read
+            )
 
-    def _carried(self, branch: int) -> Streams | None:
-        """The partial after transport, or None where the block starts empty."""
-        pathway = self.pathway
-        carried = self.partial
-        if carried is None and pathway.options.carry_partial:
-            carried = self.history.entries[-1]
-        if carried is None or branch not in pathway.rho.slot:
-            return carried
-        rho = pathway.rho(branch, self.features_BTD)
-        self._show("rho", branch, rho)
-        return reference.transport((carried[0], carried[1]), rho)
+    def _carried(self) -> Streams | None:
+        """The streams that a write adds to, or None where the block starts empty."""
+        if self.partial is not None:
+            return self.partial.streams
+        return self.history.sources[-1].streams if self.pathway.options.carry_partial else None
 
     def _finish(self) -> Tensor:
         return self._read(self.pathway.num_branches)
 
     def _show(self, name: str, branch: int, value: Tensor) -> None:
         if self.probe is not None:
-            self.probe.gate(name, branch, 2 * value if name == "beta" else value)
+            self.probe.gate(name, branch, value)
 
 
 class DualAttention(Pathway):
@@ -205,6 +207,7 @@ class DualAttention(Pathway):
     source = "arXiv 2607.18730"
     keeps = "both streams of every source"
     Options = DualAttentionOptions
+    implementations = IMPLEMENTATIONS
 
     def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
@@ -272,6 +275,8 @@ class DualAttention(Pathway):
             value_streams=route.value_streams,
             first_choice=self.first_choice,
             norm_eps=self.norm_eps,
+            implementation=self.implementation_for(embedding_BTD, probe),
+            probe=probe,
         )
-        history = history.append(observe(probe, 0, (embedding_BTD, embedding_BTD)), next_read=0)
+        history = history.append(history.source(observe(probe, 0, (embedding_BTD, embedding_BTD)), first_read=0))
         return DualAttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)

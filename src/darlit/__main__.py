@@ -16,6 +16,7 @@ VERBS = {
     "predict": ("darlit.cli", "loss of every token of the validation split"),
     "prepare": ("darlit.data.prepare", "turn text into token chunks with a manifest"),
     "results": ("darlit.grid.results", "one table from the run folders"),
+    "pathways": ("darlit.pathways.table", "every residual pathway: state kept, cost, parameters, source"),
     "grid": ("darlit.grid.commands", "check, plan, submit, run and follow a grid of cells"),
 }
 """Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""

@@ -38,7 +38,7 @@ class Preemption(pl.Callback):
     ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches or not self._agreed(trainer):
             return
-        loop = trainer.fit_loop.epoch_loop
+        loop: Any = trainer.fit_loop.epoch_loop
         if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             return  # the validation of this step comes first and saves
         # Lightning counts this batch as completed only after this hook; the checkpoint must count it already.

@@ -101,7 +101,7 @@ class DarlitCLI(LightningCLI):
         folder = Path(self._option("trainer").default_root_dir)
         kwargs.setdefault("logger", self._get(self.config_init, "trainer").get("logger"))
         if kwargs["logger"] in (None, True) and self.subcommand == "fit":
-            kwargs["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
+            kwargs["logger"] = _tensorboard(folder)
         if self.subcommand != "fit":
             kwargs["logger"] = kwargs["logger"] or False
             self.save_config_callback = None
@@ -149,8 +149,30 @@ class DarlitCLI(LightningCLI):
                 rank_zero_info(f"{folder} holds no last.ckpt yet: starting from the beginning")
                 return None
             raise DarlitError(f"ckpt_path={asked}: {path} does not exist; give a checkpoint file, last or best")
-        self.model.check_checkpoint(read_checkpoint(path), where=str(path))
+        checkpoint = read_checkpoint(path)
+        self.model.check_checkpoint(checkpoint, where=str(path))
+        if self.subcommand == "fit":
+            self._check_budget(checkpoint, path)
         return path
+
+    def _check_budget(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """A resumed run keeps its budget and schedule: another length would bend the learning rate midway."""
+        budget = self._get(self.config_init, "budget")
+        now = {
+            "budget.tokens": budget.tokens,
+            "budget.batch_tokens": budget.batch_tokens,
+            **{f"optimizer.{name}": value for name, value in self.model.hparams["optimizer"].items()},
+        }
+        then = {
+            **{f"budget.{name}": value for name, value in checkpoint.get("budget", {}).items()},
+            **{f"optimizer.{name}": value for name, value in checkpoint["hyper_parameters"]["optimizer"].items()},
+        }
+        for name, value in now.items():
+            if then.get(name) != value:
+                raise DarlitError(
+                    f"{path} was trained with {name}={then.get(name)!r}, now it is {value!r}; a resumed run keeps its "
+                    "budget and schedule: set it back, or start over with another --cell or --overwrite true"
+                )
 
     def fit(self, **kwargs: Any) -> None:
         folder = Path(self._option("trainer").default_root_dir)
@@ -160,6 +182,9 @@ class DarlitCLI(LightningCLI):
         budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
         path = self._checkpoint()
         rank_zero_info(self._headline(folder))
+        if path is not None and isinstance(self.trainer.logger, TensorBoardLogger):
+            # What a killed attempt logged after its last checkpoint is trained, and logged, again.
+            self.trainer.logger = _tensorboard(folder, purge_step=read_checkpoint(path)["global_step"])
         self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
     def validate(self, **kwargs: Any) -> None:
@@ -206,6 +231,10 @@ class DarlitCLI(LightningCLI):
             f"{self._option('cell')}: {total:,} parameters, {pathway:,} of them the pathway's; "
             f"{budget.steps:,} steps of {budget.batch_tokens:,} tokens; {folder}"
         )
+
+
+def _tensorboard(folder: Path, purge_step: int | None = None) -> TensorBoardLogger:
+    return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, purge_step=purge_step)
 
 
 def _plugins() -> list[Any]:

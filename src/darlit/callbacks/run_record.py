@@ -97,6 +97,11 @@ class RunRecord(pl.Callback):
         if not (self._folder(trainer) / "summary.json").exists():
             self._write_summary(trainer, pl_module)
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["budget"] = {"tokens": self.budget.tokens, "batch_tokens": self.budget.batch_tokens}
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "train_curve": self.train_curve,

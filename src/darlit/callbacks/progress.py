@@ -30,6 +30,10 @@ class BudgetProgress(ProgressBar):
         self._val_loss = float("nan")
         self._enabled = True
 
+    @property
+    def is_enabled(self) -> bool:
+        return self._enabled
+
     def disable(self) -> None:
         self._enabled = False
 

@@ -129,7 +129,8 @@ class LanguageModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_checkpoint(checkpoint)
         planned = checkpoint["darlit"]["total_steps"]
-        if self.trainer.training and planned != self.trainer.max_steps:
+        resumed = self._trainer is not None and self.trainer.training
+        if resumed and planned != self.trainer.max_steps:
             warnings.warn(
                 f"this run was planned for {planned} steps and is now {self.trainer.max_steps}: the learning-rate "
                 "schedule changes from here on, and the run no longer compares with others of its budget",

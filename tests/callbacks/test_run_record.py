@@ -1,0 +1,36 @@
+"""The record of a run: names, curves, and a restart that repeats nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cells import BATCH_TOKENS, STEPS, fit, run_folder, summary, write_cell
+from darlit.callbacks.run_record import Cell, RunRecord
+from darlit.modules import Budget
+
+
+def test_a_cell_is_size_and_arm() -> None:
+    cell = Cell("dense0.1b_dar_block", seed=2)
+    assert (cell.size, cell.arm) == ("dense0.1b", "dar_block")
+    assert Cell("mine", 0).arm == "mine"
+
+
+def test_a_repeated_step_is_recorded_once() -> None:
+    record = RunRecord(Cell("tiny_x", 0), Budget(tokens=100, batch_tokens=10))
+    for step, loss in ((5, 3.0), (10, 2.0), (10, 9.0), (15, 1.0)):
+        record._append(record.val_curve, step, loss=loss, seconds=1.0)
+    assert record.val_curve["loss"] == [3.0, 2.0, 1.0]
+    assert record.val_curve["tokens"] == [50, 100, 150]
+
+
+def test_progress_is_written_while_it_runs_and_at_the_end(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    assert fit(experiment) == 0
+    progress = json.loads((run_folder(experiment) / "progress.json").read_text())
+    assert progress["step"] == progress["max_steps"] == STEPS
+    assert progress["tokens"] == STEPS * BATCH_TOKENS
+    assert progress["seconds_left"] == 0
+    curve = summary(run_folder(experiment))["curve"]["train"]
+    assert curve["step"] == list(range(1, STEPS + 1))
+    assert curve["loss"][0] > curve["loss"][-1]

@@ -1,0 +1,84 @@
+"""The LightningModule: checkpoints of plain values, metrics, and the list of variants."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from darlit import pathways
+from darlit.backbone import BackboneConfig
+from darlit.errors import DarlitError
+from darlit.modules import variants
+from darlit.modules.dual_attention import DualAttentionResidualLM
+from darlit.modules.metrics import TokenLoss
+from darlit.modules.residual import ResidualLM
+from darlit.pathways.dual_attention import DualAttentionOptions
+
+BACKBONE = BackboneConfig(vocab_size=50, num_layers=2, width=16, num_heads=2, ffn_width=24, sequence_length=8)
+
+
+def trainer(folder: Path, steps: int = 2) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        gradient_clip_val=1.0,
+    )
+
+
+def batches() -> DataLoader:
+    return DataLoader(torch.randint(0, 50, (8, 9), generator=torch.Generator().manual_seed(0)), batch_size=4)
+
+
+def test_a_checkpoint_rebuilds_its_module_with_weights_only(tmp_path: Path) -> None:
+    module = DualAttentionResidualLM(DualAttentionOptions(block_size=2, route="self_kv"), BACKBONE)
+    run = trainer(tmp_path)
+    run.fit(module, batches())
+    run.save_checkpoint(tmp_path / "some.ckpt")
+    loaded = DualAttentionResidualLM.load_from_checkpoint(tmp_path / "some.ckpt", weights_only=True)
+    assert loaded.pathway_options == module.pathway_options
+    assert loaded.backbone == BACKBONE
+    for name, value in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.fit(DualAttentionResidualLM(DualAttentionOptions(), BACKBONE), batches())
+    run.save_checkpoint(tmp_path / "some.ckpt")
+    with pytest.raises(DarlitError, match="pathway.name is 'dar' there and 'residual' here"):
+        trainer(tmp_path, 4).fit(
+            ResidualLM(backbone=BACKBONE), batches(), ckpt_path=tmp_path / "some.ckpt", weights_only=True
+        )
+
+
+def test_prediction_gives_the_loss_of_every_token() -> None:
+    module = ResidualLM(backbone=BACKBONE)
+    tokens = next(iter(batches()))
+    losses = module.predict_step(tokens, 0)
+    assert losses.shape == (4, 8)
+    torch.testing.assert_close(losses.mean(), module.transformer.loss(tokens[:, :-1], tokens[:, 1:]))
+
+
+def test_token_loss_weighs_batches_by_their_tokens() -> None:
+    metric = TokenLoss()
+    metric.bytes_per_token = 4.0
+    metric.update(torch.tensor(2.0), 30)
+    metric.update(torch.tensor(4.0), 10)
+    values = metric.compute()
+    assert values["loss"] == pytest.approx(2.5)
+    assert values["perplexity"] == pytest.approx(math.exp(2.5))
+    assert values["bits_per_byte"] == pytest.approx(2.5 / math.log(2) / 4)
+
+
+def test_every_pathway_has_a_variant() -> None:
+    assert {variant.pathway_name for variant in variants().values()} == set(pathways.names())

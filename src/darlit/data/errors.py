@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from darlit.errors import DarlitError
 
-class DataError(ValueError):
+
+class DataError(DarlitError):
     """Data that cannot be used: one line that says what was given, what is wrong and what to type."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,12 @@ class ResumableLoader:
         self.dataset = dataset
         self.order = order
         self._identity = {**identity, "sequence_length": dataset.block_size - 1, **order.identity()}
-        self._epoch = 0
-        self._batch = 0  # batches of this epoch that were handed out
+        self._place = _Place()
         self._resumes = False
         self._iteration: object | None = None
         self._loader: DataLoader[Tensor] = DataLoader(
             dataset,
-            batch_sampler=_Remaining(self),
+            batch_sampler=_Remaining(order, self._place),
             num_workers=num_workers,
             persistent_workers=persistent_workers and num_workers > 0,
             pin_memory=pin_memory,
@@ -130,13 +130,13 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Tensor]:
         # All of this runs at the first next(): an iterator that is made and dropped moves nothing.
         self._iteration = mine = object()
-        if self._batch and not self._resumes:
-            self._epoch, self._batch = self._epoch + 1, 0
+        if self._place.batch and not self._resumes:
+            self._place.go_to(self._place.epoch + 1, 0)
         self._resumes = False
         batches = iter(self._loader)
-        while self._batch < len(self):
+        while self._place.batch < len(self):
             tokens_BS = next(batches)
-            self._batch += 1
+            self._place.batch += 1
             yield tokens_BS
             if self._iteration is not mine:
                 raise RuntimeError("this loader was iterated anew; an earlier iterator of it cannot go on")
@@ -145,13 +145,8 @@ class ResumableLoader:
         """Block numbers of this rank's batch number ``batch`` (from 0) of an epoch."""
         return [int(block) for block in self.order.epoch(epoch)[batch]]
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """The epoch and the number of its batches that were handed out."""
-        return self._epoch, self._batch
-
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "batch": self._batch, "identity": dict(self._identity)}
+        return {"epoch": self._place.epoch, "batch": self._place.batch, "identity": dict(self._identity)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place.
@@ -163,9 +158,9 @@ class ResumableLoader:
         for name, value in self._identity.items():
             if saved.get(name) != value:
                 raise DataError(_why_not_resumed(name, saved.get(name), value))
-        self._epoch, self._batch, self._resumes = int(state["epoch"]), int(state["batch"]), True
-        if self._batch >= len(self):
-            self._epoch, self._batch, self._resumes = self._epoch + 1, 0, False
+        epoch, batch = int(state["epoch"]), int(state["batch"])
+        self._resumes = batch < len(self)
+        self._place.go_to(*((epoch, batch) if self._resumes else (epoch + 1, 0)))
 
 
 def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
@@ -181,18 +176,32 @@ def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
     )
 
 
-class _Remaining:
-    """The batch sampler inside the loader: what is left of its current epoch."""
+@dataclass
+class _Place:
+    """An epoch, and how many of its batches were handed out."""
 
-    def __init__(self, loader: ResumableLoader) -> None:
-        self._loader = loader
+    epoch: int = 0
+    batch: int = 0
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+
+
+@dataclass(frozen=True)
+class _Remaining:
+    """The batch sampler inside the loader: what is left of the current epoch.
+
+    It knows the place and not the loader: no reference cycle keeps the workers of a dropped loader alive.
+    """
+
+    order: BatchOrder
+    place: _Place
 
     def __len__(self) -> int:
-        return len(self._loader.order) - self._loader.place[1]
+        return len(self.order) - self.place.batch
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, batch = self._loader.place
-        for blocks in self._loader.order.epoch(epoch)[batch:]:
+        for blocks in self.order.epoch(self.place.epoch)[self.place.batch :]:
             yield blocks.tolist()
 
 

@@ -12,26 +12,22 @@ import contextlib
 import os
 import platform
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from darlit.data.chunks import CHUNK_TOKENS, SplitWriter, token_dtype
 from darlit.data.corpus import LICENCE, default_folder, standard_library_sources
-from darlit.data.encode import SPLITS, DuplicateFilter, Run, SplitRule, encode, read_documents_of
+from darlit.data.encode import SPLITS, DuplicateFilter, SplitRule, read_documents_of
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest, describe_tokenizer, open_manifest, write_manifest
+from darlit.data.pipeline import Pipeline, SourceEnd
 from darlit.data.progress import Progress
-from darlit.data.sources import Batch, Source, SourceReader, TextUnit, find_sources
+from darlit.data.sources import Source, SourceReader, TextUnit, find_sources
 from darlit.data.staging import Staging
 from darlit.data.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, train_bpe
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -214,55 +210,19 @@ class _Preparation:
                     break
 
     def _write_all(self, writers: dict[str, SplitWriter], workers: int, progress: Progress) -> None:
+        assert self.tokenizer is not None
         duplicates = DuplicateFilter(self.staging.read_digests()) if self.options.deduplicate else None
         first = len(self.staging.done)
         progress.skip(sum(source.size for source in self.sources[:first]))
-        counts: dict[str, int] = dict.fromkeys(("documents", *SPLITS), 0)
-        for index, reader, runs in self._runs(first, duplicates, workers):
-            if runs is not None:
-                for split, run in runs.items():
-                    writers[split].write(run.tokens_N, run.starts, index, run.numbers)
-                    counts["documents"] += len(run.starts)
-                    counts[split] += run.text_bytes
-                progress.update(reader.bytes_read, sum(writer.tokens for writer in writers.values()))
+        pipeline = Pipeline(self.tokenizer, self.rule, self.options.text_field, self.options.text_unit, duplicates)
+        for index, result in pipeline.run(self.sources, first, workers):
+            if isinstance(result, SourceEnd):
+                self.staging.finish_source(asdict(result), writers)
+                progress.skip(self.sources[index].size)
                 continue
-            entry = {
-                "path": reader.source.name,
-                "bytes": reader.bytes_read,
-                "sha256": reader.sha256,
-                "documents": counts["documents"],
-                "text_bytes": {split: counts[split] for split in SPLITS},
-            }
-            self.staging.finish_source(entry, writers, duplicates.take_digests() if duplicates else b"")
-            progress.skip(reader.source.size)
-            counts = dict.fromkeys(counts, 0)
-
-    def _runs(
-        self, first: int, duplicates: DuplicateFilter | None, workers: int
-    ) -> Iterator[tuple[int, SourceReader, dict[str, Run] | None]]:
-        """Encoded batches in order; ``None`` after the last batch of a source."""
-        tokenizer = self.tokenizer
-        assert tokenizer is not None
-
-        def jobs() -> Iterator[tuple[int, SourceReader, Any]]:
-            for index, source in enumerate(self.sources[first:], first):
-                reader = SourceReader(source, self.options.text_field, self.options.text_unit)
-                for batch in reader.batches():
-                    if duplicates is None:
-                        yield index, reader, batch
-                    else:
-                        yield index, reader, duplicates(read_documents_of(batch, source, self.options.text_field))
-                yield index, reader, None
-
-        def step(job: tuple[int, SourceReader, Any]) -> tuple[int, SourceReader, dict[str, Run] | None]:
-            index, reader, work = job
-            if work is None:
-                return index, reader, None
-            if isinstance(work, Batch):
-                work = read_documents_of(work, reader.source, self.options.text_field)
-            return index, reader, encode(work, reader.source, tokenizer, self.rule)
-
-        return _map_in_order(step, jobs(), workers)
+            for split, run in result.items():
+                writers[split].write(run.tokens_N, run.starts, index, run.numbers)
+            progress.update(pipeline.bytes_read, sum(writer.tokens for writer in writers.values()))
 
     def _finish(self, writers: dict[str, SplitWriter], dtype: str, progress: Progress) -> Manifest:
         done = self.staging.done
@@ -304,35 +264,6 @@ def _find(sources: Sequence[str] | Sequence[Source]) -> tuple[list[Source], int]
     if all(isinstance(source, Source) for source in sources):
         return [source for source in sources if isinstance(source, Source)], 0
     return find_sources([str(source) for source in sources])
-
-
-def _map_in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """Results in the items' order, computed by threads that are at most two items each ahead."""
-    if workers <= 1:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="tokenize") as pool, _one_thread_a_call():
-        pending: deque[Future[R]] = deque()
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-
-
-@contextlib.contextmanager
-def _one_thread_a_call() -> Iterator[None]:
-    """Keep ``tokenizers`` from using all cores for each of our threads."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _versions() -> dict[str, str]:
@@ -396,17 +327,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """The verb ``darlit prepare``."""
+    """The verb ``darlit prepare``: returns the exit status. Raises DataError."""
     arguments = vars(_parser().parse_args(argv))
     sources, out = arguments.pop("sources"), arguments.pop("out")
     workers, licence, overwrite = (arguments.pop(name) for name in ("workers", "licence", "overwrite"))
+    if sources and out is None:
+        raise DataError("--out FOLDER is required with sources")
+    options = Options(**arguments)
+    found: Sequence[str] | Sequence[Source] = sources
+    if not sources:
+        found, licence = standard_library_sources(), licence or LICENCE
     try:
-        if sources and out is None:
-            raise DataError("--out FOLDER is required with sources")
-        options = Options(**arguments)
-        found: Sequence[str] | Sequence[Source] = sources
-        if not sources:
-            found, licence = standard_library_sources(), licence or LICENCE
         manifest = prepare(
             found,
             out or default_folder(options.tokenizer),
@@ -416,9 +347,6 @@ def main(argv: list[str]) -> int:
             licence=licence,
             show_progress=True,
         )
-    except DataError as error:
-        print(f"darlit prepare: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("darlit prepare: interrupted; type the same again to go on", file=sys.stderr)
         return 130

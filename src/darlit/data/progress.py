@@ -53,10 +53,8 @@ class Progress:
         if self._enabled and kind is None:
             seconds = time.perf_counter() - self._began
             speed = self._read / 1e6 / max(seconds, 1e-9)
-            print(
-                f"{self._read / 1e6:.1f} MB, {self._tokens:,} tokens, {seconds:.1f} s, {speed:.1f} MB/s",
-                file=sys.stderr,
-            )
+            tokens = f"{self._tokens:,} tokens, " if self._tokens else ""
+            print(f"{self._read / 1e6:.1f} MB, {tokens}{seconds:.1f} s, {speed:.1f} MB/s", file=sys.stderr)
 
     def skip(self, size: int) -> None:
         """A whole source is done (now, or in an earlier attempt)."""

@@ -26,13 +26,31 @@ BATCH_RECORDS = 4096
 DIGEST_BYTES = 16
 WHOLE_FILE_BYTES = 16 * 2**20  # a text file that is one document is read at once up to here, else in parts
 
+_TEXT_ENDINGS = [
+    ".txt",
+    ".text",
+    ".md",
+    ".rst",
+    ".tex",
+    ".html",
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".java",
+    ".js",
+    ".ts",
+    ".rs",
+    ".go",
+    ".sh",
+]
 _KINDS: dict[str, Kind] = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
+    **dict.fromkeys(_TEXT_ENDINGS, "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".parquet": "parquet",
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -85,10 +103,10 @@ def find_sources(specs: Sequence[str]) -> tuple[list[Source], int]:
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("etag") or info.get("created") or "")
             found[url] = Source(url, url, int(info["size"] or 0), stamp, kind or "text", compression)
     if not found:
-        known = ", ".join(sorted(_KINDS))
+        known = " ".join(_KINDS)
         raise DataError(
             f"no texts in {', '.join(specs)} ({left_out} files with other endings than {known}); "
-            "name files or a glob such as 'folder/**/*.py'"
+            "name files or a glob such as 'folder/*.log'"
         )
     return [found[url] for url in sorted(found)], left_out
 

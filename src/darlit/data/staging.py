@@ -68,10 +68,11 @@ class Staging:
         path.write_bytes(raw)
         return [raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)]
 
-    def finish_source(self, entry: dict[str, Any], writers: dict[str, SplitWriter], digests: bytes) -> None:
-        """Write down that a source is done; from here on it is not read again."""
+    def finish_source(self, entry: dict[str, Any], writers: dict[str, SplitWriter]) -> None:
+        """Write down that a source is done (``pipeline.SourceEnd``); from here on it is not read again."""
         for writer in writers.values():
             writer.flush()
+        digests = bytes.fromhex(entry["digests"])
         if digests:
             with (self.folder / DIGESTS_FILE).open("ab") as file:
                 file.write(digests)

@@ -1,0 +1,229 @@
+"""Exact resume: the rest of an epoch and the epochs after it are the same, wherever the run was cut."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from darlit.data.errors import DataError
+from darlit.data.loader import ResumableLoader, TokenDataset
+from darlit.data.manifest import Manifest
+from darlit.data.order import BatchOrder
+
+LENGTH, BATCH = 64, 4
+
+
+def make(prepared: Manifest, *, rank: int = 0, ranks: int = 1, batch: int = BATCH, **options: Any) -> ResumableLoader:
+    dataset = TokenDataset(prepared, "train", LENGTH)
+    order = BatchOrder(len(dataset), batch, rank, ranks, seed=7, max_batches=options.pop("max_batches", None))
+    return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, **options)
+
+
+def take(loader: ResumableLoader, batches: int) -> list[torch.Tensor]:
+    """The next batches, over as many epochs as it needs."""
+    taken: list[torch.Tensor] = []
+    while len(taken) < batches:
+        taken.extend(islice(loader, batches - len(taken)))
+    return taken
+
+
+def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def straight(prepared: Manifest) -> list[torch.Tensor]:
+    loader = make(prepared)
+    assert len(loader) > 20
+    return take(loader, 3 * len(loader))
+
+
+def test_batches(prepared: Manifest, straight: list[torch.Tensor]) -> None:
+    assert straight[0].shape == (BATCH, LENGTH + 1)
+    assert straight[0].dtype == torch.int64
+    size = len(make(prepared))
+    assert not torch.equal(straight[0], straight[size])  # another epoch, another order
+
+
+def test_blocks_are_the_stream(prepared: Manifest) -> None:
+    """Blocks follow each other without overlap inside a chunk; what a chunk has left over is not used."""
+    import numpy as np
+
+    dataset = TokenDataset(prepared, "train", LENGTH)
+    stream = np.concatenate(
+        [
+            np.fromfile(prepared.folder / "train" / chunk["file"], dtype="<u2", offset=12)
+            for chunk in prepared.split("train")["chunks"]
+        ]
+    )
+    for block in range(len(dataset)):
+        first = dataset.first_token(block)
+        assert dataset[block].tolist() == stream[first : first + LENGTH + 1].tolist()
+    assert len(dataset) == sum(c["tokens"] // (LENGTH + 1) for c in prepared.split("train")["chunks"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
+    ids=["0", "1", "2", "2-persistent"],
+)
+def test_workers_change_nothing(prepared: Manifest, straight: list[torch.Tensor], options: dict[str, Any]) -> None:
+    loader = make(prepared, **options)
+    assert_same(take(loader, 2 * len(loader) + 3), straight[: 2 * len(loader) + 3])
+
+
+def check_cut(
+    prepared: Manifest, straight: list[torch.Tensor], cut: int, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    first = make(prepared, **before)
+    taken = take(first, cut)
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    second = make(prepared, **after)
+    second.load_state_dict(state)
+    assert_same(taken + take(second, len(straight) - cut), straight)
+
+
+def test_resume_at_many_cuts(prepared: Manifest, straight: list[torch.Tensor]) -> None:
+    size = len(make(prepared))
+    boundaries = {0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
+    for cut in sorted(boundaries | set(range(5, len(straight), 13))):
+        check_cut(prepared, straight, cut, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"num_workers": 2}, {"num_workers": 2}),
+        ({"num_workers": 2, "persistent_workers": True}, {"num_workers": 2, "persistent_workers": True}),
+        ({"num_workers": 2}, {"num_workers": 0}),
+        ({}, {"num_workers": 1}),
+    ],
+    ids=["2-2", "persistent", "2-0", "0-1"],
+)
+def test_resume_with_workers(
+    prepared: Manifest, straight: list[torch.Tensor], before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """R14: mid-epoch and at the boundary, with workers, the same or another number after it."""
+    size = len(make(prepared))
+    for cut in (1, size - 1, size, size + 3):
+        check_cut(prepared, straight[: 2 * size + 2], cut, before, after)
+
+
+@pytest.mark.slow
+def test_200_random_cuts(prepared: Manifest) -> None:
+    """Random (step, workers, persistent, ranks) before and after, against one uninterrupted single-rank run."""
+    generator = random.Random(0)
+    size = len(make(prepared, batch=4))
+    straight = take(make(prepared, batch=4), 3 * size)
+    seen = set()
+    while len(seen) < 200:
+        cut, ranks_before, ranks_after = generator.randrange(2 * size + 1), *generator.choices((1, 2, 4), k=2)
+        workers_before, workers_after = generator.choices(
+            [(0, False), (1, False), (2, False), (2, True)], weights=(5, 1, 1, 1), k=2
+        )
+        seen.add((cut, ranks_before, ranks_after, workers_before, workers_after))
+        states, before = [], []
+        for rank in range(ranks_before):
+            loader = make(
+                prepared,
+                rank=rank,
+                ranks=ranks_before,
+                batch=4 // ranks_before,
+                num_workers=workers_before[0],
+                persistent_workers=workers_before[1],
+            )
+            before.append(take(loader, cut))
+            states.append(loader.state_dict())
+        assert all(state == states[0] for state in states)  # rank 0's is saved, and every rank loads it
+        after = []
+        for rank in range(ranks_after):
+            loader = make(
+                prepared,
+                rank=rank,
+                ranks=ranks_after,
+                batch=4 // ranks_after,
+                num_workers=workers_after[0],
+                persistent_workers=workers_after[1],
+            )
+            loader.load_state_dict(states[0])
+            after.append(take(loader, size))
+        resumed = [torch.cat(rows) for side in (before, after) for rows in zip(*side, strict=True)]
+        assert_same(resumed, straight[: cut + size])
+
+
+def test_limited_epochs_resume_in_the_next(prepared: Manifest) -> None:
+    straight = take(make(prepared, max_batches=5), 15)
+    for cut in range(15):
+        first, second = make(prepared, max_batches=5), make(prepared, max_batches=5)
+        taken = take(first, cut)
+        second.load_state_dict(first.state_dict())
+        assert_same(taken + take(second, 15 - cut), straight)
+
+
+def test_iterators_made_and_dropped_move_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:
+    """Lightning makes an iterator for a finished epoch when it resumes, and does not use it."""
+    loader = make(prepared)
+    iter(loader)
+    assert_same(take(loader, 3), straight[:3])
+    resumed = make(prepared)
+    resumed.load_state_dict(loader.state_dict())
+    iter(resumed)
+    iter(resumed)
+    assert_same(take(resumed, 5), straight[3:8])
+
+
+def test_two_iterators_at_once_are_refused(prepared: Manifest) -> None:
+    loader = make(prepared)
+    one = iter(loader)
+    next(one)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="iterated anew"):
+        next(one)
+
+
+def test_global_random_state_is_untouched(prepared: Manifest) -> None:
+    """Dropout and initialisation do not depend on how often data was iterated."""
+    before = torch.get_rng_state()
+    take(make(prepared, num_workers=1), 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": "0"}, "fingerprint .* give the same data folder"),
+        ({"seed": 8}, "seed 8, this run 7; set seed as it was"),
+        ({"sequence_length": 32}, "sequence_length 32, this run 64"),
+        ({"global_batch": 8}, "keep ranks x batch_size the same"),
+    ],
+)
+def test_refuses_a_place_without_meaning(prepared: Manifest, change: dict[str, Any], message: str) -> None:
+    loader = make(prepared)
+    state = loader.state_dict()
+    state["identity"].update(change)
+    with pytest.raises(DataError, match=message):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("length", [0, 1000, 10**6])
+def test_sequence_longer_than_the_data(prepared: Manifest, length: int) -> None:
+    with pytest.raises(DataError, match=f"sequence_length {length}: the longest .* is 999 and the shortest 1"):
+        TokenDataset(prepared, "train", length)
+
+
+def test_longest_sequence(prepared: Manifest) -> None:
+    dataset = TokenDataset(prepared, "train", 999)
+    assert dataset[len(dataset) - 1].shape == (1000,)
+
+
+def test_dataset_pickles_for_spawned_workers(prepared: Manifest) -> None:
+    dataset = TokenDataset(prepared, "train", LENGTH)
+    first = dataset[0]
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[0], first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cells import ARMS, INTERRUPTED, STEPS, fit, interrupt_after, run_folder, summary, weights, write_cell
 from darlit.__main__ import main as darlit
+from darlit.errors import DarlitError
 from darlit.grid.summary import TIMING_FIELDS, validate
 
 
@@ -253,12 +255,22 @@ def test_runs_from_one_folder_do_not_touch_each_other(tmp_path: Path, data_folde
         assert names <= {path.name for path in folder.iterdir()}
 
 
-def test_another_budget_on_resume_warns_that_the_schedule_changes(
+def test_a_resumed_run_keeps_its_budget_and_schedule(
     tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = write_cell(tmp_path, data_folder)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 5)
         assert fit(experiment) == INTERRUPTED
+    for option, value, named in (
+        ("--budget.tokens", 40 * 256, "budget.tokens=5120, now it is 10240"),
+        ("--budget.batch_tokens", 512, "budget.batch_tokens=256, now it is 512"),
+        ("--model.init_args.optimizer.schedule", "warmup_stable_decay", "optimizer.schedule='cosine', now"),
+        ("--model.init_args.optimizer.learning_rate", 1e-3, "optimizer.learning_rate=0.003, now it is 0.001"),
+    ):
+        with pytest.raises(DarlitError, match=re.escape(named)):
+            fit(experiment, "--ckpt_path", "last", option, str(value))
+    # From a checkpoint given by its path it is a new plan, which the user is told about.
+    last = run_folder(experiment) / "checkpoints" / "last.ckpt"
     with pytest.warns(UserWarning, match="planned for 20 steps .* now 40"):
-        assert fit(experiment, "--ckpt_path", "last", "--budget.tokens", str(40 * 256)) == 0
+        assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256)) == 0

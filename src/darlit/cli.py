@@ -151,12 +151,15 @@ class DarlitCLI(LightningCLI):
             raise DarlitError(f"ckpt_path={asked}: {path} does not exist; give a checkpoint file, last or best")
         checkpoint = read_checkpoint(path)
         self.model.check_checkpoint(checkpoint, where=str(path))
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and asked == "last":
             self._check_budget(checkpoint, path)
         return path
 
     def _check_budget(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """A resumed run keeps its budget and schedule: another length would bend the learning rate midway."""
+        """A resumed run keeps its budget and schedule, else its summary would claim a budget that it did not have.
+
+        Whoever wants another one from these weights on gives the checkpoint's path and is warned.
+        """
         budget = self._get(self.config_init, "budget")
         now = {
             "budget.tokens": budget.tokens,

@@ -72,8 +72,9 @@ class RunRecord(pl.Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:
-            mean = sum(float(loss) for loss in self._losses) / len(self._losses)
-            self._append(self.train_curve, trainer.global_step, loss=mean)
+            finite = [loss for loss in map(float, self._losses) if math.isfinite(loss)]  # skipped steps have none
+            if finite:
+                self._append(self.train_curve, trainer.global_step, loss=sum(finite) / len(finite))
             self._losses = []
         if time.monotonic() - self._last_progress > self.seconds_between_progress:
             self._write_progress(trainer)

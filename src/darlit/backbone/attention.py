@@ -1,13 +1,15 @@
 """The attention branch: pre-norm, causal multi-head attention with QK-norm and RoPE.
 
-Shapes: B batch, T token, D width, H head, E = D / H.
+Shapes: B batch, T token, S token so far, D width, H head, E = D / H.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from darlit.backbone.cache import LayerCache
 from darlit.backbone.config import BackboneConfig
 from darlit.backbone.rope import rotate
 
@@ -24,10 +26,18 @@ class Attention(nn.Module):
         self.key_norm = nn.RMSNorm(config.head_width, eps=config.norm_eps)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x_BTD: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Attend to the tokens of ``x_BTD`` and, with a cache, to all tokens before them, which it then holds too."""
         heads = self.qkv(self.norm(x_BTD)).unflatten(-1, (3, self.num_heads, -1))
         query_BHTE, key_BHTE, value_BHTE = heads.permute(2, 0, 3, 1, 4)
         query_BHTE = rotate(self.query_norm(query_BHTE), rope).to(value_BHTE.dtype)
         key_BHTE = rotate(self.key_norm(key_BHTE), rope).to(value_BHTE.dtype)
-        mixed_BHTE = F.scaled_dot_product_attention(query_BHTE, key_BHTE, value_BHTE, is_causal=True)
+        seen_TS = None
+        if cache is not None:
+            key_BHTE, value_BHTE = cache.extend(key_BHTE, value_BHTE)
+            new, total = query_BHTE.shape[2], key_BHTE.shape[2]
+            seen_TS = torch.ones(new, total, dtype=torch.bool, device=x_BTD.device).tril(total - new)
+        mixed_BHTE = F.scaled_dot_product_attention(
+            query_BHTE, key_BHTE, value_BHTE, attn_mask=seen_TS, is_causal=cache is None
+        )
         return self.out(mixed_BHTE.transpose(1, 2).flatten(-2))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from darlit.backbone.attention import Attention
+from darlit.backbone.cache import KeyValueCache, LayerCache
 from darlit.backbone.config import BackboneConfig
 from darlit.backbone.feed_forward import build_feed_forward
 from darlit.backbone.loss import head_cross_entropy
@@ -30,11 +31,11 @@ class Layer(nn.Module):
         self.attention = Attention(config)
         self.feed_forward = build_feed_forward(config)
 
-    def forward(self, state: PathwayState, rope: Tensor) -> PathwayState:
+    def forward(self, state: PathwayState, rope: Tensor, cache: LayerCache | None = None) -> PathwayState:
         """Return the state after this layer. The given state is left as it was: this region may run twice."""
         state = state.fork()
         first, second = 2 * self.index, 2 * self.index + 1
-        state.write(first, self.attention(state.read(first), rope))
+        state.write(first, self.attention(state.read(first), rope, cache))
         state.write(second, self.feed_forward(state.read(second)))
         return state
 
@@ -88,28 +89,38 @@ class Transformer(nn.Module):
         """The head's matrix ``[V, D]``."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def hidden(self, tokens_BT: Tensor, probe: Probe | None = None) -> Tensor:
+    def hidden(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Final hidden states ``[B, T, D]`` after the last norm.
+
+        Args:
+            tokens_BT: token ids; with a cache those that follow the tokens it holds.
+            probe: sees the pass from inside.
+            cache: decoding without gradients; it holds these tokens too afterwards.
 
         Raises:
             ValueError: more tokens than ``sequence_length``.
         """
-        length = tokens_BT.shape[1]
+        start = 0 if cache is None else cache.length
+        length = start + tokens_BT.shape[1]
         if length > self.config.sequence_length:
             raise DarlitError(
                 f"a sequence of {length} tokens is longer than backbone.sequence_length={self.config.sequence_length}; "
                 "shorten it or build the model for longer ones"
             )
-        rope = self.rope[:, :length]
+        rope = self.rope[:, start:length]
         recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
         state = self.pathway.start(self.embedding(tokens_BT), probe)
-        for layer in self.layers:
-            state = checkpoint(layer, state, rope, use_reentrant=False) if recompute else layer(state, rope)
+        for index, layer in enumerate(self.layers):
+            layer_cache = None if cache is None else cache.layers[index]
+            if recompute:
+                state = checkpoint(layer, state, rope, layer_cache, use_reentrant=False)
+            else:
+                state = layer(state, rope, layer_cache)
         return self.final_norm(state.finish())
 
-    def forward(self, tokens_BT: Tensor, probe: Probe | None = None) -> Tensor:
-        """Logits ``[B, T, V]``."""
-        return F.linear(self.hidden(tokens_BT, probe), self.head_weight)
+    def forward(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits ``[B, T, V]``; arguments as in `hidden`."""
+        return F.linear(self.hidden(tokens_BT, probe, cache), self.head_weight)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, probe: Probe | None = None) -> Tensor:
         """Mean next-token cross entropy in nats, a scalar."""

@@ -70,19 +70,29 @@ struct Rows {
     explicit operator bool() const { return base != nullptr; }
 };
 
+// Asks for the next token's row while this one is worked on: so many streams are more than the hardware follows.
+template <class T>
+void prefetch(const T* row, int width) {
+    const char* bytes = reinterpret_cast<const char*>(row);
+    for (size_t offset = 0; offset < width * sizeof(T); offset += 64) __builtin_prefetch(bytes + offset, 0, 2);
+}
+
 // C[i] += sum_k A[i, k] B[k] for rows of a padded width; A is small and strided.
 template <int HEIGHT>
 void add_product_rows(int depth, int d, const float* a, int64_t a_row, int64_t a_column, const float* b, float* c,
                       int width) {
     Lanes left[HEIGHT], right[HEIGHT];
+#pragma GCC unroll 4
     for (int i = 0; i < HEIGHT; ++i) left[i] = load(c + i * width + d), right[i] = load(c + i * width + d + LANES);
     for (int k = 0; k < depth; ++k) {
         const Lanes b_left = load(b + int64_t(k) * width + d), b_right = load(b + int64_t(k) * width + d + LANES);
+#pragma GCC unroll 4
         for (int i = 0; i < HEIGHT; ++i) {
             const float scale = a[i * a_row + k * a_column];
             left[i] += scale * b_left, right[i] += scale * b_right;
         }
     }
+#pragma GCC unroll 4
     for (int i = 0; i < HEIGHT; ++i) store(c + i * width + d, left[i]), store(c + i * width + d + LANES, right[i]);
 }
 
@@ -102,7 +112,9 @@ template <int COUNT, int PAIR>
 void products(const float* x, const float* w, int width, float* out, int64_t out_row) {
     Lanes total[COUNT][PAIR] = {};
     for (int d = 0; d < width; d += LANES)
+#pragma GCC unroll 4
         for (int t = 0; t < COUNT; ++t)
+#pragma GCC unroll 2
             for (int r = 0; r < PAIR; ++r) total[t][r] += load(x + t * width + d) * load(w + r * width + d);
     for (int t = 0; t < COUNT; ++t)
         for (int r = 0; r < PAIR; ++r) out[t * out_row + r] = sum(total[t][r]);
@@ -366,6 +378,7 @@ void stream_write_backward(int64_t tokens, int width, int streams, int targets, 
                         pull[value_streams[j]] += share[j];
                     }
                     const T* g = answer_gradient[a].template row<T>(n);
+                    prefetch(answer_gradient[a].template row<T>(std::min(n + 1, tokens - 1)), width);
                     if (streams == 2)
                         dot_and_add<T, 2>(g, x_t, dx_t, stream, pull.data(), dots.data(), width);
                     else

@@ -7,7 +7,6 @@ linked: set by hand, a linked value is refused instead of being overridden in si
 from __future__ import annotations
 
 import logging
-import pickle
 import shutil
 import sys
 import warnings
@@ -34,6 +33,7 @@ from darlit.data.datamodule import TokenDataModule
 from darlit.errors import DarlitError
 from darlit.experiment import load_experiments
 from darlit.modules import Budget, LanguageModule
+from darlit.modules.loading import read_checkpoint
 
 LINKED = {
     "trainer.max_steps": "budget.tokens // budget.batch_tokens; set budget.tokens",
@@ -244,22 +244,6 @@ def _plugins() -> list[Any]:
     """Checkpoints in one piece; under Slurm its ranks, without Lightning's own handler, which saves amid a step."""
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     return [AtomicCheckpointIO(), *slurm]
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint's plain tensors and values on the CPU.
-
-    Raises:
-        DarlitError: a file that is damaged, is no darlit checkpoint, or would run code when loaded.
-    """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
-    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
-        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
-    return checkpoint
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -124,7 +124,12 @@ class LanguageModule(pl.LightningModule):
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["darlit"] = {"pathway": self.pathway_name, "total_steps": self.trainer.max_steps}
+        manifest = getattr(getattr(self.trainer, "datamodule", None), "manifest", None)
+        checkpoint["darlit"] = {
+            "pathway": self.pathway_name,
+            "total_steps": self.trainer.max_steps,
+            "tokenizer": None if manifest is None else dict(manifest.content["tokenizer"]),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_checkpoint(checkpoint)

@@ -1,0 +1,202 @@
+"""Saved models: from a checkpoint, a run folder or an exported file back to the module that was trained.
+
+Nothing here runs code from a file: checkpoints are read as plain tensors and values, exported files are safetensors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from darlit.errors import DarlitError
+from darlit.modules.exported import EXPORT_SUFFIX, read_export
+from darlit.modules.language_module import LanguageModule
+
+if TYPE_CHECKING:
+    from darlit.data.manifest import Manifest
+    from darlit.data.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A rebuilt model, and what its file and its run folder say about it."""
+
+    module: LanguageModule
+    """On the CPU, in evaluation mode."""
+    path: Path
+    """The file that the weights come from."""
+    step: int
+    """Optimiser steps it was trained for."""
+    tokenizer_description: dict[str, Any]
+    """Kind, name, sha256, vocabulary and separator of the tokenizer it was trained with; empty: not known."""
+    tokenizer_definition: str | None = None
+    """Content of a ``tokenizer.json``, where the file carries it."""
+    cell: str | None = None
+    """Name of the run, where the file carries it."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """The run's config.yaml; empty where there is none."""
+
+    @property
+    def name(self) -> str:
+        """The run's cell, or the file's name."""
+        return str(self.cell or self.run.get("cell") or self.path.stem)
+
+    def manifest(self, data_folder: str | Path | None = None) -> Manifest:
+        """The prepared data at ``data_folder``, by default those that the run was trained on.
+
+        Raises:
+            DarlitError: no such data, or data of another vocabulary.
+        """
+        from darlit.data.datamodule import TokenDataModule
+        from darlit.data.manifest import open_manifest
+
+        if data_folder is not None:
+            manifest = open_manifest(data_folder)
+        elif "data" not in self.run:
+            raise DarlitError(
+                f"{self.path} does not say which data it was trained on: there is no config.yaml beside its checkpoints "
+                "folder; name the data with --data FOLDER"
+            )
+        else:
+            data = TokenDataModule(self.run["data"].get("folder"), self.run["data"].get("tokenizer"))
+            data.prepare_data()
+            manifest = open_manifest(data.data_folder)
+        manifest.check_sizes()
+        described = manifest.content["tokenizer"]
+        self._check(f"the data in {manifest.folder}", described["name"], described["sha256"], manifest.vocab_size)
+        return manifest
+
+    def tokenizer(self, given: str | None = None) -> Tokenizer:
+        """The tokenizer that ``given`` names (``bytes`` or a tokenizer.json), by default the one it was trained with.
+
+        Raises:
+            DarlitError: none is to be found, or it is another one than the model was trained with.
+        """
+        from darlit.data.tokenizers import ByteTokenizer, SubwordTokenizer, load_tokenizer
+
+        described = self.tokenizer_description
+        if given is not None:
+            tokenizer = load_tokenizer(given, described.get("separator_token"))
+        elif self.tokenizer_definition is not None:
+            tokenizer = SubwordTokenizer(self.tokenizer_definition, described["name"], described.get("separator_token"))
+        elif described.get("kind") == "bytes":
+            tokenizer = ByteTokenizer()
+        else:
+            tokenizer = self._tokenizer_of_data()
+        self._check(f"tokenizer {given or tokenizer.name!r}", tokenizer.name, tokenizer.sha256, tokenizer.vocab_size)
+        return tokenizer
+
+    def _tokenizer_of_data(self) -> Tokenizer:
+        remedy = "name it with --tokenizer bytes or --tokenizer FILE/tokenizer.json"
+        if "data" not in self.run:
+            raise DarlitError(f"{self.path} comes without a tokenizer; {remedy}")
+        try:
+            return self.manifest().tokenizer()
+        except (DarlitError, OSError) as error:
+            raise DarlitError(f"the tokenizer of {self.path} is not to be found ({error}); {remedy}") from error
+
+    def _check(self, what: str, name: str, sha256: str, vocab_size: int) -> None:
+        """Refuse another vocabulary than the one that the weights know."""
+        rows = self.module.backbone.vocab_size
+        if vocab_size > rows:
+            raise DarlitError(
+                f"{what} has {vocab_size} token ids, {self.path} has backbone.vocab_size={rows}: another vocabulary; "
+                "give the tokenizer or the data that it was trained with"
+            )
+        trained = self.tokenizer_description
+        if trained and trained["sha256"] != sha256:
+            raise DarlitError(
+                f"{what} has the vocabulary of {name!r} (sha256 {sha256[:12]}), {self.path} was trained with "
+                f"{trained['name']!r} (sha256 {trained['sha256'][:12]}); give the tokenizer or the data of that one"
+            )
+
+
+def load(path: str | Path) -> SavedModel:
+    """Rebuild the model of a checkpoint file, a run folder (its ``last.ckpt``) or a file that darlit export wrote.
+
+    Raises:
+        DarlitError: no such file, a damaged one, one that would run code, or one of an unknown architecture.
+    """
+    path = _checkpoint_file(Path(path))
+    if path.suffix == EXPORT_SUFFIX:
+        export = read_export(path)
+        saved = export.saved
+        module = _rebuild(saved["pathway"], saved["hyper_parameters"], export.weights, path)
+        return SavedModel(
+            module, path, saved["step"], saved["tokenizer"] or {}, saved["tokenizer_definition"], saved["cell"]
+        )
+    checkpoint = read_checkpoint(path)
+    weights = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith("transformer.")
+    }
+    module = _rebuild(checkpoint["darlit"]["pathway"], checkpoint["hyper_parameters"], weights, path)
+    described = checkpoint["darlit"].get("tokenizer") or {}
+    return SavedModel(module, path, checkpoint["global_step"], described, run=_run_config(path))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint's plain tensors and values on the CPU.
+
+    Raises:
+        DarlitError: a file that is damaged, is no darlit checkpoint, or would run code when loaded.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
+    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
+        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
+    return checkpoint
+
+
+def _checkpoint_file(path: Path) -> Path:
+    allowed = f"give a run folder, a checkpoint file, or a {EXPORT_SUFFIX} file that darlit export wrote"
+    if path.is_dir():
+        last = path / "checkpoints" / "last.ckpt"
+        if not last.is_file():
+            raise DarlitError(f"{path} is not a run folder (it has no checkpoints/last.ckpt); {allowed}")
+        return last
+    if not path.is_file():
+        raise DarlitError(f"{path} does not exist; {allowed}")
+    return path
+
+
+def _run_config(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint.parent.parent / "config.yaml"
+    if checkpoint.parent.name != "checkpoints" or not path.is_file():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DarlitError(f"{path}: not a readable config.yaml ({' '.join(str(error).split())})") from error
+    if not isinstance(config, dict):
+        raise DarlitError(f"{path}: not the config.yaml that darlit fit wrote; copy the run folder again")
+    return config
+
+
+def _rebuild(pathway: str, hyper_parameters: dict[str, Any], weights: dict[str, Tensor], where: Path) -> LanguageModule:
+    from darlit.modules import variants
+
+    arms = {variant.pathway_name: variant for variant in variants().values()}
+    if pathway not in arms:
+        raise DarlitError(
+            f"{where} has pathway {pathway!r}, this darlit has {', '.join(sorted(arms))}; "
+            "put the module that defines it into darlit.modules"
+        )
+    try:
+        # A variant's own parameters have defaults and take the plain dictionaries of a checkpoint.
+        module: LanguageModule = arms[pathway](**hyper_parameters)
+        module.transformer.load_state_dict(weights)
+    except (TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DarlitError(f"{where} is of another darlit version, its model cannot be rebuilt ({reason})") from error
+    return module.eval()

@@ -93,6 +93,8 @@ def prepare(
     """
     from filelock import FileLock, Timeout
 
+    if workers < 1:
+        raise DataError(f"workers {workers} must be at least 1")
     out = Path(out)
     if existing == "keep" and _is_prepared(out):
         return open_manifest(out)
@@ -159,9 +161,8 @@ class _Preparation:
         plan = {
             "options": asdict(options),
             "tokenizer": self.tokenizer.sha256 if self.tokenizer else None,
-            "sources": [asdict(source) for source in self.sources],
         }
-        self.staging = Staging(out, plan, start_anew=existing != "refuse")
+        self.staging = Staging(out, plan, self.sources, start_anew=existing != "refuse")
         self.rule = SplitRule(options.val_fraction)
 
     def run(self, workers: int, show_progress: bool) -> Manifest:

@@ -185,7 +185,7 @@ class SourceReader:
             raise
         except EOFError as error:
             raise DataError(
-                f"{self.source.name}: ends in the middle of its {self.source.compression} stream"
+                f"{self.source.name}: cut off: ends in the middle of its {self.source.compression} stream"
             ) from error
         except Exception as error:  # zlib, zstd, arrow and file systems raise their own kinds
             raise DataError(f"{self.source.name}: cannot be read: {' '.join(str(error).split())}") from error

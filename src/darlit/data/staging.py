@@ -1,6 +1,6 @@
 """The folder in which a preparation works: what it set out to do, how far it is, and how it ends.
 
-``OUT.partial`` beside the target holds ``plan.json`` (options and sources) and ``progress.jsonl`` (one line a
+``OUT.partial`` beside the target holds ``plan.json`` (the options) and ``progress.jsonl`` (one line a
 finished source with the writers' places). The target appears by one rename, when everything is verified; until
 then nothing opens. The same preparation typed again goes on after the last finished source.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from darlit.data.chunks import SplitWriter
 from darlit.data.encode import SPLITS
 from darlit.data.errors import DataError
 from darlit.data.manifest import partial_folder
-from darlit.data.sources import DIGEST_BYTES
+from darlit.data.sources import DIGEST_BYTES, Source
 
 PLAN_FILE = "plan.json"
 PROGRESS_FILE = "progress.jsonl"
@@ -31,19 +33,21 @@ class Staging:
 
     Args:
         out: the target folder.
-        plan: everything that decides what is written; JSON.
+        plan: the options that decide what is written; JSON.
+        sources: what is to be read. Finished sources that changed since, and all after them, are read again.
         start_anew: drop an unfinished preparation with another plan instead of refusing.
     """
 
-    def __init__(self, out: Path, plan: dict[str, Any], *, start_anew: bool) -> None:
+    def __init__(self, out: Path, plan: dict[str, Any], sources: Sequence[Source], *, start_anew: bool) -> None:
         self.out = out
+        self.sources = [asdict(source) for source in sources]
         self.folder = partial_folder(out)
         self.done: list[dict[str, Any]] = []
         if self.folder.exists() and not self._has_plan(plan):
             if (self.folder / PLAN_FILE).exists() and not start_anew:
                 raise DataError(
-                    f"{self.folder} holds an unfinished preparation with other options or changed sources; "
-                    "type that one again to finish it, or add --overwrite to start anew"
+                    f"{self.folder} holds an unfinished preparation with other options; type those again to "
+                    "finish it, or add --overwrite to start anew"
                 )
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,6 +82,7 @@ class Staging:
                 file.write(digests)
         entry = {
             **entry,
+            "source": self.sources[len(self.done)],
             "digests": len(digests) // DIGEST_BYTES,
             "places": {split: (writer.tokens, writer.documents) for split, writer in writers.items()},
         }
@@ -110,14 +115,18 @@ class Staging:
             return False
 
     def _finished_sources(self) -> list[dict[str, Any]]:
-        """Entries of the progress log, up to the first cut line."""
+        """Entries of the progress log, up to the first cut line or changed source."""
         path = self.folder / PROGRESS_FILE
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         entries = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line, source in zip(lines, self.sources, strict=False):
             try:
-                entries.append(json.loads(line))
+                entry = json.loads(line)
             except ValueError:
                 break
+            if entry["source"] != source:
+                break
+            entries.append(entry)
         return entries
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import make_summary, write_run
 
 from darlit.grid.equal_budget import UnequalBudgetError, check_runs
 from darlit.grid.runs import find_runs
+from grid.fakes import make_summary, write_run
 
 
 def _check(runs_dir: Path) -> Any:

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fakes import make_summary, write_loss, write_run
 
 from darlit.__main__ import main
+from grid.fakes import make_summary, write_loss, write_run
 
 
 def _rows(out: Path) -> dict[str, dict[str, str]]:

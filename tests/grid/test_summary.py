@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import make_summary
 
 from darlit.grid.summary import TIMING_FIELDS, SummaryError, read_summary, validate, without_timing
+from grid.fakes import make_summary
 
 
 def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:

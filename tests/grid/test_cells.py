@@ -1,0 +1,153 @@
+"""Grid files: what they may say, what is refused, and in which order their runs are numbered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from darlit.experiment import ExperimentError
+from darlit.grid.cells import read_grid
+from darlit.grid.equal_budget import UnequalBudgetError, check_grid
+
+REPOSITORY = Path(__file__).parents[2]
+
+BASE: dict[str, Any] = {
+    "model": {
+        "class_path": "ResidualLM",
+        "init_args": {"backbone": {"num_layers": 4}, "optimizer": {"learning_rate": 0.002, "schedule": "cosine"}},
+    },
+    "data": {"folder": None, "tokenizer": "bytes", "sequence_length": 128, "val_sequences": 256},
+    "budget": {"tokens": 1000, "batch_tokens": 100},
+    "trainer": {"precision": "32-true", "accelerator": "cpu"},
+}
+
+
+def _write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def _grid(folder: Path, groups: Any, cells: tuple[str, ...] = ("tiny_residual", "tiny_dar_full")) -> Path:
+    _write(folder / "base.yaml", BASE)
+    for cell in cells:
+        _write(folder / f"{cell}.yaml", {"base": "base.yaml"})
+    return _write(folder / "grids" / "grid.yaml", {"groups": groups})
+
+
+def _group(**changes: Any) -> dict[str, Any]:
+    return {"tiny": {"cells": ["tiny_residual", "tiny_dar_full"], "seeds": [0, 2], **changes}}
+
+
+def test_runs_are_numbered_cell_by_cell_and_carry_the_groups_budget(tmp_path: Path) -> None:
+    grid = read_grid(_grid(tmp_path, _group(budget={"tokens": 5000})))
+    assert [(task.index, task.cell.name, task.seed) for task in grid.tasks] == [
+        (0, "tiny_residual", 0), (1, "tiny_residual", 2), (2, "tiny_dar_full", 0), (3, "tiny_dar_full", 2),
+    ]  # fmt: skip
+    cell = grid.cells[1]
+    assert (cell.size, cell.arm) == ("tiny", "dar_full")
+    assert cell.config["budget"] == {"tokens": 5000, "batch_tokens": 100}
+    assert cell.config["model"] == BASE["model"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({}, "holds one key, 'groups'"),
+        ([], "holds one key, 'groups'"),
+        ({"tiny": {"cells": ["tiny_residual"]}}, "group 'tiny' needs 'cells' and 'seeds'"),
+        (_group(steps=3), "may have 'budget', nothing else"),
+        (_group(cells="tiny_residual"), "cells must be a list"),
+        (_group(cells=[]), "cells must be a list"),
+        (_group(seeds=[0.5]), "seeds must be a list of whole numbers"),
+        (_group(seeds=[-1]), "seeds must be a list of whole numbers"),
+        (_group(seeds=[True]), "seeds must be a list of whole numbers"),
+        (_group(seeds=[1, 1]), "holds a seed twice"),
+        (_group(budget=7), "budget must be a mapping"),
+        (_group(cells=["tiny_residual", "tiny_residual"]), "'tiny_residual' is named twice"),
+        (_group(cells=["tiny_absent"]), "cell 'tiny_absent' has no file"),
+        (_group(cells=["../tiny_residual"]), "cell name '../tiny_residual' is not allowed"),
+        (_group(cells=["a b"]), "cell name 'a b' is not allowed"),
+        (_group(cells=["$(rm x)"]), "is not allowed"),
+        (_group(cells=["a;b"]), "is not allowed"),
+        (_group(cells=["it's"]), "is not allowed"),
+        (_group(cells=["two\nlines"]), "is not allowed"),
+        (_group(cells=["-x"]), "is not allowed"),
+        (_group(cells=[""]), "is not allowed"),
+    ],
+)
+def test_a_malformed_grid_is_refused_in_one_line(tmp_path: Path, groups: Any, said: str) -> None:
+    with pytest.raises(ExperimentError) as error:
+        read_grid(_grid(tmp_path, groups))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_grid_files_own_name_must_be_safe_too(tmp_path: Path) -> None:
+    hostile = _grid(tmp_path, _group()).rename(tmp_path / "grids" / "a$(b).yaml")
+    with pytest.raises(ExperimentError, match="grid name 'a\\$\\(b\\)' is not allowed"):
+        read_grid(hostile)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data": {"folder": "elsewhere"}}, "data.folder"),
+        ({"data": {"tokenizer": "bpe"}}, "tokenizer"),
+        ({"budget": {"tokens": 2000}}, "tokens"),
+        ({"budget": {"batch_tokens": 200}}, "batch in tokens"),
+        ({"budget": {"validation_interval": 5}}, "budget.validation_interval"),
+        ({"data": {"sequence_length": 64}}, "sequence length"),
+        ({"data": {"val_sequences": 64}}, "validation sequences"),
+        ({"trainer": {"limit_val_batches": 3}}, "validation batches"),
+        ({"model": {"init_args": {"backbone": {"num_layers": 5}}}}, "backbone.num_layers"),
+        ({"model": {"init_args": {"optimizer": {"learning_rate": 0.1}}}}, "optimizer.learning_rate"),
+        ({"model": {"init_args": {"optimizer": {"schedule": "warmup_stable_decay"}}}}, "optimizer.schedule"),
+        ({"trainer": {"gradient_clip_val": 2.0}}, "trainer.gradient_clip_val"),
+        ({"trainer": {"precision": "bf16-mixed"}}, "precision"),
+    ],
+)
+def test_experiments_of_unequal_budget_are_refused_by_field(
+    tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    path = _grid(tmp_path, _group())
+    other = _write(tmp_path / "tiny_dar_full.yaml", {"base": "base.yaml", **changes})
+    with pytest.raises(UnequalBudgetError) as error:
+        check_grid(read_grid(path))
+    assert str(error.value).startswith(f"size tiny: {field} differs: ")
+    assert str(other) in str(error.value)
+    assert str(tmp_path / "tiny_residual.yaml") in str(error.value)
+
+
+def test_groups_of_one_size_must_ask_for_the_same_seeds_and_budget(tmp_path: Path) -> None:
+    first = {"cells": ["tiny_residual"], "seeds": [0, 1]}
+    path = _grid(tmp_path, {"a": first, "b": {"cells": ["tiny_dar_full"], "seeds": [0]}})
+    with pytest.raises(UnequalBudgetError, match=r"seeds differs: \[0, 1\] in .*, \[0\] in "):
+        check_grid(read_grid(path))
+    path = _grid(tmp_path, {"a": first, "b": {**first, "cells": ["tiny_dar_full"], "budget": {"tokens": 7}}})
+    with pytest.raises(UnequalBudgetError, match=r"tokens differs: 1000 in .*, 7 in "):
+        check_grid(read_grid(path))
+
+
+def test_the_pathway_and_the_place_may_differ(tmp_path: Path) -> None:
+    path = _grid(tmp_path, _group())
+    changes = {
+        "base": "base.yaml",
+        "model": {"class_path": "DualAttentionResidualLM", "init_args": {"pathway": {"block_size": 2}}},
+        "trainer": {"accelerator": "gpu", "devices": 8, "strategy": "auto"},
+    }
+    _write(tmp_path / "tiny_dar_full.yaml", changes)
+    assert list(check_grid(read_grid(path))) == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "experiments" / "grids").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_every_grid_of_the_repository_shares_its_budgets(file: Path) -> None:
+    grid = read_grid(file)
+    assert check_grid(grid)
+    for size in {cell.size for cell in grid.cells}:
+        assert f"{size}_residual" in {cell.name for cell in grid.cells}, "nothing to compare with"

@@ -55,6 +55,13 @@ TRAINER_DEFAULTS = {
 }
 
 
+class ExactParser(LightningArgumentParser):
+    """Takes options by their full names only: what looks like an abbreviation may be a typing error."""
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+
+
 class DarlitCLI(LightningCLI):
     """LightningCLI with a budget, a run folder per cell and seed, and the callbacks that every run has.
 
@@ -297,7 +304,7 @@ def main(arguments: list[str]) -> int:
     merged = ["--config", yaml.safe_dump(config)] if files else []
     DarlitCLI(
         verb,
-        parser_kwargs={"allow_abbrev": False},
+        parser_class=ExactParser,
         subclass_mode_model=True,
         trainer_defaults=TRAINER_DEFAULTS,
         seed_everything_default=0,

@@ -41,7 +41,8 @@ def test_the_script_holds_every_option_once(tmp_path: Path, capsys: pytest.Captu
     )  # fmt: skip
     assert _directives(script) == {
         "job-name": "demo", "array": "0-1%4", "output": f'"{tmp_path}/.submissions/demo-1/%a.out"',
-        "partition": "gpu,long", "account": "lab1", "qos": "high", "time": "2-12:00:00", "gpus-per-node": "2", "ntasks-per-node": "2",
+        "partition": "gpu,long", "account": "lab1", "qos": "high", "time": "2-12:00:00",
+        "gpus-per-node": "2", "ntasks-per-node": "2",
         "cpus-per-task": "6", "mem": "64G", "constraint": "h100|a100", "nodes": "1", "requeue": "",
         "open-mode": "append", "signal": "USR1@180",
     }  # fmt: skip

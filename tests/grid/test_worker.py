@@ -1,0 +1,147 @@
+"""``darlit grid run`` on this machine, with real fits of very small cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cells import write_cell
+from darlit.__main__ import main
+from darlit.grid.cells import read_grid
+from darlit.grid.local import make_slots
+from darlit.grid.worker import INTERRUPTED, LockedError, Stopper, attempts, is_locked, lock, work
+from grid.runs_on_disk import assert_events_are_monotone, comparable
+
+
+def _grid(folder: Path, *cells: str, seeds: tuple[int, ...] = (0,)) -> Path:
+    path = folder / "pair.yaml"
+    path.write_text(yaml.safe_dump({"groups": {"micro": {"cells": list(cells), "seeds": list(seeds)}}}))
+    return path
+
+
+def _command(verb: str, grid: Path, runs: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "darlit", "grid", verb, str(grid), f"--runs_dir={runs}", *options]
+
+
+def _state(grid: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["grid", "status", str(grid), f"--runs_dir={runs}"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_grid_is_worked_once_and_becomes_a_table(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arm in ("residual", "dar_full"):
+        write_cell(tmp_path, data_folder, arm)
+    grid, runs = _grid(tmp_path, "micro_residual", "micro_dar_full"), tmp_path / "runs"
+    command = _command("run", grid, runs, "--processes=2", "--threads=1", "--", "--trainer.log_every_n_steps=2")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert first.stdout.startswith("pair: 0 of 2 runs are done\n")
+    folders = [runs / "micro_residual" / "seed_0", runs / "micro_dar_full" / "seed_0"]
+    for folder in folders:
+        assert [event["event"] for event in attempts(folder)] == ["start", "end"]
+        assert b"step 20/20" in (folder / "log.txt").read_bytes()
+        assert json.loads((folder / "summary.json").read_text())["curve"]["train"]["step"][0] == 2
+    assert "2 done" in _state(grid, runs, capsys)
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout == "pair: 2 of 2 runs are done\n"
+    assert main(["results", str(runs), f"--out={tmp_path / 'results'}", f"--grid={grid}", "--figures=none"]) == 0
+    assert "| dar_full | 1 |" in (tmp_path / "results" / "table.md").read_text()
+
+
+def test_a_failed_run_does_not_stop_the_others_and_says_why(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(tmp_path, data_folder, "residual", model__init_args__backbone__width=33)
+    grid, runs = _grid(tmp_path, "micro_residual", seeds=(0, 1)), tmp_path / "runs"
+    command = _command("run", grid, runs, "--processes=2")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1
+    assert "micro_residual seed 0: failed" in result.stdout
+    assert "micro_residual seed 1: failed" in result.stdout
+    state = _state(grid, runs, capsys)
+    assert "2 failed" in state
+    assert "exit status 2: darlit: error: backbone.width=33 is not divisible" in state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stopped_grid_goes_on_where_it_was(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    budget = {"tokens": 256 * 150, "batch_tokens": 256, "validation_interval": 10}
+    write_cell(tmp_path, data_folder, "dar_full", budget=budget)
+    grid, runs = _grid(tmp_path, "micro_dar_full", seeds=(0, 1)), tmp_path / "runs"
+    first, second = (runs / "micro_dar_full" / f"seed_{seed}" for seed in (0, 1))
+    process = subprocess.Popen(_command("run", grid, runs), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (first / "checkpoints" / "last.ckpt").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(timeout=100) == INTERRUPTED
+    assert not (first / "summary.json").exists()
+    assert not second.exists(), "a stopped grid starts nothing more"
+    assert "1 stopped, 1 missing" in _state(grid, runs, capsys)
+
+    assert subprocess.run(_command("run", grid, runs, "--processes=2"), timeout=400, check=False).returncode == 0
+    assert subprocess.run(_command("run", grid, tmp_path / "straight"), timeout=400, check=False).returncode == 0
+    for folder in (first, second):
+        assert comparable(folder) == comparable(tmp_path / "straight" / folder.parent.name / folder.name)
+        assert_events_are_monotone(folder)
+
+
+def test_two_processes_never_work_the_same_run(tmp_path: Path, data_folder: Path) -> None:
+    write_cell(tmp_path, data_folder, "residual")
+    task = read_grid(_grid(tmp_path, "micro_residual")).tasks[0]
+    folder = task.folder(tmp_path / "runs")
+    folder.mkdir(parents=True)
+    assert not is_locked(folder)
+    with lock(folder):
+        assert is_locked(folder)
+        with pytest.raises(LockedError, match="another process works this run"):
+            work(task, tmp_path / "runs", Stopper())
+    assert not is_locked(folder)
+    assert attempts(folder) == []
+
+
+def test_a_lock_lives_as_long_as_any_process_that_inherited_it(tmp_path: Path) -> None:
+    with lock(tmp_path) as held:
+        sleeper = subprocess.Popen(["sleep", "60"], pass_fds=(held.fileno(),))
+    assert is_locked(tmp_path)
+    sleeper.kill()
+    sleeper.wait()
+    assert not is_locked(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to cores")
+def test_slots_divide_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 8, 9, 10})
+    slots = make_slots(2, None, gpus=2)
+    assert [slot.cores for slot in slots] == [(2, 3), (8, 9)]
+    assert [slot.environment for slot in slots] == [
+        {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in (0, 1)
+    ]
+    crowded = make_slots(4, 2, gpus=0)
+    assert {slot.cores for slot in crowded} == {()}, "too few cores for all: none is pinned"
+
+
+def test_an_index_outside_the_grid_is_named(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(tmp_path, data_folder, "residual")
+    assert main(["grid", "run", str(_grid(tmp_path, "micro_residual")), "--index=1"]) == 2
+    assert "--index 1 is not in" in capsys.readouterr().err
+    assert main(["grid", "run", str(_grid(tmp_path, "micro_residual")), "--processes=0"]) == 2
+    assert "--processes 0 is not allowed" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darlit.backbone import BackboneConfig, Transformer
 from darlit.pathways import Pathway, PathwayState, Probe, build
 from darlit.pathways.table import ARMS
 
@@ -102,3 +103,27 @@ def assert_same(
         torch.testing.assert_close(
             got, wanted, rtol=tolerance, atol=tolerance, msg=lambda text, at=leaf: f"{at.shape} {text}"
         )
+
+
+def transformer(variant: str, norm_eps: float = 1e-10, seed: int = 0, dtype=torch.float64, **shape: Any) -> Transformer:
+    """A small whole model of a variant, 97 token ids, at its initial values."""
+    torch.manual_seed(seed)
+    small = {"vocab_size": 97, "num_layers": 4, "width": 64, "num_heads": 4, "ffn_width": 96, "sequence_length": 32}
+    config = BackboneConfig(**{**small, **shape}, norm_eps=norm_eps)
+    name, options = VARIANTS[variant]
+    pathway = build(name, num_branches=config.num_branches, width=config.width, norm_eps=norm_eps, **options)
+    model = Transformer(config, pathway).to(dtype)
+    pathway.reset_parameters()
+    return model
+
+
+def token_batch(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(97, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_and_gradients(model: Transformer, loss: Callable[[Tensor, Tensor], Tensor], tokens: Tensor) -> list[Tensor]:
+    """The loss of ``tokens [B, T + 1]``, then every parameter's gradient in order."""
+    model.zero_grad()
+    value = loss(tokens[:, :-1], tokens[:, 1:])
+    value.backward()
+    return [value.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.numel())]

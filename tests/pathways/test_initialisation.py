@@ -8,10 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from darlit.backbone import BackboneConfig, Transformer
 from darlit.pathways import build, families
 from darlit.pathways.table import ARMS
-from pathways.cases import BRANCHES, VARIANTS, WIDTH, as_double, drive, make, plain_branches, randn, stir
+from pathways.cases import (
+    BRANCHES,
+    VARIANTS,
+    WIDTH,
+    as_double,
+    drive,
+    make,
+    plain_branches,
+    randn,
+    stir,
+    token_batch,
+    transformer,
+)
 
 LIKE_RESIDUAL = {
     variant: scale
@@ -42,34 +53,13 @@ UNLIKE_RESIDUAL = {"transparent", "attnres_2q", "dar_fixed_kv", "dar_no_partial"
 """Variants whose docstring states the reason why there is no bound."""
 
 
-def transformer(variant: str, norm_eps: float = 1e-10, seed: int = 0, dtype=torch.float64, **shape) -> Transformer:
-    torch.manual_seed(seed)
-    config = BackboneConfig(
-        **{
-            "vocab_size": 97,
-            "num_layers": 4,
-            "width": 64,
-            "num_heads": 4,
-            "ffn_width": 96,
-            "sequence_length": 32,
-            **shape,
-        },
-        norm_eps=norm_eps,
-    )
-    name, options = VARIANTS[variant]
-    pathway = build(name, num_branches=config.num_branches, width=config.width, norm_eps=norm_eps, **options)
-    model = Transformer(config, pathway).to(dtype)
-    pathway.reset_parameters()
-    return model
-
-
 def test_every_variant_says_how_it_starts():
     assert set(LIKE_RESIDUAL) | UNLIKE_RESIDUAL == set(VARIANTS)
 
 
 @pytest.mark.parametrize("variant", LIKE_RESIDUAL)
 def test_logits_equal_the_standard_residuals_when_eps_is_nothing(variant):
-    tokens = torch.randint(97, (2, 32), generator=torch.Generator().manual_seed(0))
+    tokens = token_batch(2, 32)
     with torch.no_grad():
         got, wanted = (transformer(v, norm_eps=1e-300)(tokens) for v in (variant, "residual"))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
@@ -77,7 +67,7 @@ def test_logits_equal_the_standard_residuals_when_eps_is_nothing(variant):
 
 @pytest.mark.parametrize("variant", UNLIKE_RESIDUAL)
 def test_logits_differ_where_the_docstring_says_so(variant):
-    tokens = torch.randint(97, (2, 32), generator=torch.Generator().manual_seed(0))
+    tokens = token_batch(2, 32)
     with torch.no_grad():
         got, wanted = (transformer(v, norm_eps=1e-300)(tokens) for v in (variant, "residual"))
     assert (got - wanted).abs().max() > 1e-4
@@ -114,7 +104,7 @@ def test_the_norm_after_a_read_is_within_the_stated_bound(variant, eps):
 def test_initial_loss_is_that_of_a_uniform_guess(arm):
     for seed in range(10):
         model = transformer(arm, seed=seed, dtype=torch.float32)
-        tokens = torch.randint(97, (4, 33), generator=torch.Generator().manual_seed(seed))
+        tokens = token_batch(4, 33, seed=seed)
         with torch.no_grad():
             loss = model.loss(tokens[:, :-1], tokens[:, 1:]).item()
         assert loss == pytest.approx(math.log(97), rel=0.02), seed
@@ -146,7 +136,7 @@ def test_no_parameter_of_a_whole_model_is_dead(arm):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     live = set()
     for step in range(5):
-        tokens = torch.randint(97, (2, 17), generator=torch.Generator().manual_seed(step))
+        tokens = token_batch(2, 17, seed=step)
         optimizer.zero_grad()
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
         live |= {

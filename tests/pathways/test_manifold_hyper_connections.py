@@ -123,7 +123,7 @@ def test_sinkhorn_is_doubly_stochastic():
 def test_the_exchange_starts_near_the_identity():
     for n in (2, 4):
         matrix = doubly_stochastic(make("mhc2", num_streams=n).res_bias_INN[0])
-        assert matrix.diagonal().min() > 0.97
+        assert matrix.diagonal().min() > 0.94
         assert matrix.diagonal().max() < 1
 
 

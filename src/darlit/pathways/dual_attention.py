@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from darlit.errors import DarlitError
 from darlit.ops import reference
@@ -109,14 +110,15 @@ class DualAttentionOptions(PathwayOptions):
 
 
 class Gate(nn.Module):
-    """``sigmoid(scalar_i + <projection_i, features>)`` for each branch of a consecutive or spread set of branches.
+    """``sigmoid(scalar_i + <projection_i, RMSNorm(x)>)`` for the branches that have this gate.
 
     The projection exists for dynamic gates only and starts at zero, so both kinds start equal.
     """
 
-    def __init__(self, branches: list[int], outputs: int, width: int, dynamic: bool) -> None:
+    def __init__(self, branches: list[int], outputs: int, width: int, dynamic: bool, norm_eps: float) -> None:
         super().__init__()
         self.slot = {branch: slot for slot, branch in enumerate(branches)}
+        self.norm_eps = norm_eps
         self.logit_GO = nn.Parameter(torch.empty(len(branches), outputs))
         self.projection_GOD = nn.Parameter(torch.empty(len(branches), outputs, width)) if dynamic else None
 
@@ -126,22 +128,34 @@ class Gate(nn.Module):
         if self.projection_GOD is not None:
             nn.init.zeros_(self.projection_GOD)
 
-    def forward(self, branch: int, features_BTD: Tensor | None) -> Tensor:
-        """``[O]`` for a static gate, ``[B, T, O]`` for a dynamic one, in the dtype of statistics."""
+    def forward(self, branch: int, streams: Streams) -> Tensor:
+        """``[O]`` of a static gate, ``[B, T, O]`` of a dynamic one for the streams' mean; in the dtype of statistics."""
         slot = self.slot[branch]
         logit = reference.wide(self.logit_GO[slot])
         if self.projection_GOD is not None:
-            assert features_BTD is not None  # read(branch) came first and made them
-            logit = logit + reference.linear(features_BTD, self.projection_GOD[slot])
+            # Computed again in the backward pass instead of keeping a wide copy of the mean.
+            logit = logit + checkpoint(
+                _mean_logits,
+                streams,
+                self.projection_GOD[slot],
+                self.norm_eps,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         return logit.sigmoid()
+
+
+def _mean_logits(streams: Streams, rows_OD: Tensor, eps: float) -> Tensor:
+    mean_BTD = torch.stack([reference.wide(stream_BTD) for stream_BTD in streams]).mean(0)
+    return reference.depth_logits(mean_BTD, rows_OD, eps)
 
 
 @dataclass(kw_only=True)
 class DualAttentionState(PathwayState):
     history: DepthHistory
     partial: Source | None = None
-    features_BTD: Tensor | None = None
-    """RMSNorm of the branch's input, what the dynamic write gates look at."""
+    input: Streams = ()
+    """What the branch read; dynamic write gates look at it."""
 
     def _read(self, read: int) -> Tensor:
         pathway = self.pathway
@@ -149,26 +163,25 @@ class DualAttentionState(PathwayState):
         alpha = self._alpha(read, partial)
         x_BTD = self.history.read(read, (alpha, 1 - alpha), partial)
         if pathway.dynamic:
-            self.features_BTD = reference.rms_norm(x_BTD, pathway.norm_eps)
+            self.input = (x_BTD,)
         return x_BTD
 
     def _alpha(self, read: int, partial: Source | None) -> Tensor | float:
         pathway = self.pathway
         if read < pathway.first_choice:
             return 0.5
-        newest = (self.history.sources[-1] if partial is None else partial).streams
-        features_BTD = reference.rms_norm((newest[0] + newest[1]) / 2, pathway.norm_eps) if pathway.dynamic else None
-        alpha = pathway.alpha(read, features_BTD)
+        newest = self.history.sources[-1] if partial is None else partial
+        alpha = pathway.alpha(read, newest.streams)
         self._show("alpha", read, alpha)
         return alpha[..., 0] if pathway.dynamic else alpha
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         pathway = self.pathway
-        beta = 2 * pathway.beta(branch, self.features_BTD)
+        beta = 2 * pathway.beta(branch, self.input)
         self._show("beta", branch, beta)
         carried, rho = self._carried(), None
         if carried is not None and branch in pathway.rho.slot:
-            rho = pathway.rho(branch, self.features_BTD)
+            rho = pathway.rho(branch, self.input)
             self._show("rho", branch, rho)
         next_read = branch + 1
         if pathway.ends_block(branch):
@@ -222,9 +235,9 @@ class DualAttention(Pathway):
         carrying = [i for i in branches[1:] if options.carry_partial or i % self.branches_per_block != 0]
 
         self.queries_JRD = new_queries(2, len(choices), width)
-        self.alpha = Gate(choices, 1, width, self.dynamic)
-        self.beta = Gate(branches, 2, width, self.dynamic)
-        self.rho = Gate(carrying, 1, width, self.dynamic)
+        self.alpha = Gate(choices, 1, width, self.dynamic, norm_eps)
+        self.beta = Gate(branches, 2, width, self.dynamic, norm_eps)
+        self.rho = Gate(carrying, 1, width, self.dynamic, norm_eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from darlit.ops import reference
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
@@ -52,7 +51,7 @@ class ManifoldHyperConnectionsOptions(PathwayOptions):
 
     num_streams: int = 4
     read_share: float = 0.75
-    res_logit: float = 5.0
+    res_logit: float = 4.0
     dynamic_scale: float = 0.01
 
     def __post_init__(self) -> None:
@@ -82,16 +81,16 @@ class ManifoldHyperConnections(WidenedStreams):
         n = options.num_streams
         mixing = range(1, num_branches - 1) if n > 1 else range(0)
         self.res_slot = {branch: slot for slot, branch in enumerate(mixing)}
-        # One row of n D channels for every logit, kept as [N, D]: stream by stream.
         self.pre_bias_IN = nn.Parameter(torch.empty(num_branches, n))
-        self.pre_projection_INND = nn.Parameter(torch.empty(num_branches, n, n, width))
         self.pre_scale_I = nn.Parameter(torch.empty(num_branches))
         self.post_bias_IN = nn.Parameter(torch.empty(num_branches, n))
-        self.post_projection_INND = nn.Parameter(torch.empty(num_branches, n, n, width))
         self.post_scale_I = nn.Parameter(torch.empty(num_branches))
         self.res_bias_INN = nn.Parameter(torch.empty(len(mixing), n, n))
-        self.res_projection_INND = nn.Parameter(torch.empty(len(mixing), n * n, n, width))
         self.res_scale_I = nn.Parameter(torch.empty(len(mixing)))
+        # phi of a branch, transposed: rows for the n logits of pre, the n of post and the n^2 of res, where it has one.
+        self.projections_CND = nn.ParameterList(
+            torch.empty(2 * n + n * n * (branch in self.res_slot), n, width) for branch in range(num_branches)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,24 +101,20 @@ class ManifoldHyperConnections(WidenedStreams):
             self.pre_bias_IN.copy_(torch.logit(shares_IN))
             self.post_bias_IN.zero_()
             self.res_bias_INN.copy_((self.options.res_logit * torch.eye(n)).expand_as(self.res_bias_INN))
-            for kind in ("pre", "post", "res"):
-                self.get_parameter(f"{kind}_projection_INND").zero_()
-                self.get_parameter(f"{kind}_scale_I").fill_(self.options.dynamic_scale)
+            for scale_I in (self.pre_scale_I, self.post_scale_I, self.res_scale_I):
+                scale_I.fill_(self.options.dynamic_scale)
+            for rows_CND in self.projections_CND:
+                rows_CND.zero_()
 
     def mixing(self, branch: int, streams: Streams) -> Mixing:
-        n, slot = self.num_streams, self.res_slot.get(branch)
-        rows = [self.pre_projection_INND[branch], self.post_projection_INND[branch]]
-        if slot is not None:
-            rows.append(self.res_projection_INND[slot])
-        parts = vector_logits(streams, torch.cat(rows), self.norm_eps).split([len(row) for row in rows], dim=-1)
-
-        wide = reference.wide
-        pre = wide(self.pre_scale_I[branch]) * parts[0] + wide(self.pre_bias_IN[branch])
-        post = wide(self.post_scale_I[branch]) * parts[1] + wide(self.post_bias_IN[branch])
-        res = None
-        if slot is not None:
-            res = wide(self.res_scale_I[slot]) * parts[2].unflatten(-1, (n, n)) + wide(self.res_bias_INN[slot])
-        return Mixing(pre.sigmoid(), 2 * post.sigmoid(), None if res is None else doubly_stochastic(res))
+        n, slot, wide = self.num_streams, self.res_slot.get(branch), reference.wide
+        logits = vector_logits(streams, self.projections_CND[branch], self.norm_eps)
+        pre = wide(self.pre_scale_I[branch]) * logits[..., :n] + wide(self.pre_bias_IN[branch])
+        post = wide(self.post_scale_I[branch]) * logits[..., n : 2 * n] + wide(self.post_bias_IN[branch])
+        if slot is None:
+            return Mixing(pre.sigmoid(), 2 * post.sigmoid(), None)
+        res = wide(self.res_scale_I[slot]) * logits[..., 2 * n :].unflatten(-1, (n, n)) + wide(self.res_bias_INN[slot])
+        return Mixing(pre.sigmoid(), 2 * post.sigmoid(), doubly_stochastic(res))
 
     def cost(self) -> Cost:
         n, exchanges = self.num_streams, len(self.res_slot)
@@ -143,8 +138,7 @@ def vector_logits(streams: Streams, rows_CND: Tensor, eps: float) -> Tensor:
 def doubly_stochastic(logits: Tensor) -> Tensor:
     """The doubly stochastic matrix ``[..., N, N]`` of ``exp(logits)``: in closed form for N = 2, else by Sinkhorn."""
     if logits.shape[-1] != 2:
-        # The iterates of every branch would stay in memory until the backward pass; they are cheap to make again.
-        return checkpoint(sinkhorn, logits, SINKHORN_ITERATIONS, use_reentrant=False, preserve_rng_state=False)
+        return sinkhorn(logits, SINKHORN_ITERATIONS)
     (a, b), (c, d) = (row.unbind(-1) for row in reference.wide(logits).unbind(-2))
     half = (a + d - b - c) / 2
     stay, swap = half.sigmoid(), (-half).sigmoid()

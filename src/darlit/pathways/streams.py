@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from darlit.ops import reference
 from darlit.pathways.contract import Pathway, PathwayState, Probe, Streams, observe
@@ -41,7 +42,10 @@ class StreamsState(PathwayState):
     """Of the branch that was read and not yet written."""
 
     def _read(self, branch: int) -> Tensor:
-        mixing = self.mixing = self.pathway.mixing(branch, self.streams)
+        # Computed again in the backward pass: what it would keep are wide copies of narrow streams, and every iterate
+        # of Sinkhorn.
+        mixing = checkpoint(self.pathway.mixing, branch, self.streams, use_reentrant=False, preserve_rng_state=False)
+        self.mixing = mixing
         if self.probe is not None:
             self.probe.gate("pre", branch, mixing.pre)
             self.probe.gate("post", branch, mixing.post)

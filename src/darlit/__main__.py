@@ -18,6 +18,9 @@ VERBS = {
     "results": ("darlit.grid.results", "one table from the run folders"),
     "pathways": ("darlit.pathways.table", "every residual pathway: state kept, cost, parameters, source"),
     "grid": ("darlit.grid.commands", "check, plan, submit, run and follow a grid of cells"),
+    "analyze": ("darlit.analysis.commands", "CKA of streams, rescue gain, depth weights: numbers and pictures"),
+    "generate": ("darlit.generation", "text from a trained model"),
+    "export": ("darlit.export", "one safetensors file with weights, configuration and tokenizer"),
 }
 """Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""
 

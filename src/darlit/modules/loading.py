@@ -60,8 +60,8 @@ class SavedModel:
             manifest = open_manifest(data_folder)
         elif "data" not in self.run:
             raise DarlitError(
-                f"{self.path} does not say which data it was trained on: there is no config.yaml beside its checkpoints "
-                "folder; name the data with --data FOLDER"
+                f"{self.path} does not say which data it was trained on (it lies in no run folder); "
+                "name the data with --data FOLDER"
             )
         else:
             data = TokenDataModule(self.run["data"].get("folder"), self.run["data"].get("tokenizer"))

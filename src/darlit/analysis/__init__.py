@@ -1,0 +1,1 @@
+"""Analyses of saved models: ``darlit analyze``. What is measured and drawn is in `darlit.probes`."""

@@ -158,13 +158,33 @@ def test_200_random_cuts(prepared: Manifest) -> None:
         assert_same(resumed, straight[: cut + size])
 
 
-def test_limited_epochs_resume_in_the_next(prepared: Manifest) -> None:
-    straight = take(make(prepared, max_batches=5), 15)
-    for cut in range(15):
-        first, second = make(prepared, max_batches=5), make(prepared, max_batches=5)
-        taken = take(first, cut)
-        second.load_state_dict(first.state_dict())
-        assert_same(taken + take(second, 15 - cut), straight)
+def test_an_iteration_left_early_skips_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:
+    """As with limit_train_batches: each iteration goes on where the last one stopped, resumed or not."""
+    size, limit = len(make(prepared)), 11
+    for cut in (0, 3, limit, limit + 1, 8 * limit, 9 * limit - 2):
+        loader = make(prepared)
+        taken: list[torch.Tensor] = []
+        while len(taken) < size + 2 * limit:
+            if len(taken) <= cut < len(taken) + limit:
+                taken.extend(islice(loader, cut - len(taken)))
+                state, loader = loader.state_dict(), make(prepared)
+                loader.load_state_dict(state)
+                taken.extend(islice(loader, limit - cut % limit))
+            else:
+                taken.extend(islice(loader, limit))
+        assert_same(taken, straight[: len(taken)])
+
+
+def test_an_iteration_has_the_length_of_the_loader(prepared: Manifest) -> None:
+    loader = make(prepared)
+    assert len(list(loader)) == len(loader)
+    take(loader, 5)
+    assert len(list(loader)) == len(loader)
+    take(loader, 5)
+    resumed = make(prepared)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == len(loader) - 5
+    assert len(list(resumed)) == len(loader)
 
 
 def test_iterators_made_and_dropped_move_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:

@@ -142,13 +142,9 @@ class TokenDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         dataset = TokenDataset(self.manifest, "train", self.sequence_length)
-        order = BatchOrder(
-            len(dataset),
-            self.batch_size,
-            *self._rank_of_ranks(),
-            seed=None if self._overfits() else self.seed,
-        )
-        order = replace(order, max_batches=self._limit_train_batches(len(order)))
+        order = BatchOrder(len(dataset), self.batch_size, *self._rank_of_ranks(), seed=self.seed)
+        if (repeated := self._overfit_batches(len(order))) is not None:
+            order = replace(order, seed=None, max_batches=repeated)
         self._train = self._loader(dataset, order, persistent_workers=self.persistent_workers)
         return self._train
 
@@ -163,11 +159,15 @@ class TokenDataModule(LightningDataModule):
     def predict_dataloader(self) -> ResumableLoader:
         return self._evaluation_loader(self.val_sequences)
 
-    def documents_of_batch(self, epoch: int, batch: int) -> list[list[DocumentPlace]]:
-        """Which documents this rank's training batch (numbered from 0 in its epoch) holds, by sequence."""
-        if self._train is None:
-            raise RuntimeError("there is no training loader yet; call train_dataloader() first")
-        return documents_of_blocks(self.manifest, "train", self._train.dataset, self._train.blocks_of(epoch, batch))
+    def documents_of_batch(self, back: int = 0) -> list[list[DocumentPlace]]:
+        """Which documents the training batch holds that this rank was given last, by sequence.
+
+        ``back`` asks for the batch so many before it.
+        """
+        if self._train is None or self._train.batches_given <= back:
+            raise RuntimeError("there is no such training batch yet")
+        blocks = self._train.blocks_of(self._train.batches_given - 1 - back)
+        return documents_of_blocks(self.manifest, "train", self._train.dataset, blocks)
 
     def _evaluation_loader(self, sequences: int | None) -> ResumableLoader:
         dataset = TokenDataset(self.manifest, "val", self.sequence_length)
@@ -195,16 +195,12 @@ class TokenDataModule(LightningDataModule):
         ranks = getattr(strategy, "distributed_sampler_kwargs", None)  # parallel strategies have it
         return (ranks["rank"], ranks["num_replicas"]) if ranks else (0, 1)
 
-    def _overfits(self) -> bool:
-        """Whether the trainer wants the same few batches in every epoch."""
-        return bool(getattr(self.trainer, "overfit_batches", 0))
-
-    def _limit_train_batches(self, batches: int) -> int | None:
-        """The trainer's limit: the loader must know where an epoch ends, to resume in the next one."""
-        limit = None if self.trainer is None else self.trainer.limit_train_batches
-        if limit is None or (limit == 1.0 and isinstance(limit, float)):
+    def _overfit_batches(self, batches: int) -> int | None:
+        """How many batches the trainer wants to see again in every epoch, if it does."""
+        wanted = getattr(self.trainer, "overfit_batches", 0)
+        if not wanted:
             return None
-        return int(batches * limit) if isinstance(limit, float) else limit
+        return max(1, int(batches * wanted)) if isinstance(wanted, float) else int(wanted)
 
     def _on_cuda(self) -> bool:
         device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)

@@ -84,8 +84,11 @@ def _open_stream(folder: Path, block_size: int) -> Any:
 class ResumableLoader:
     """Batches ``tokens_BS`` (int64) of one rank, epoch after epoch, with a place that can be saved.
 
-    ``iter()`` begins the next epoch; after ``load_state_dict`` it gives what was left of the saved one. The
-    place is counted when a batch is handed out, so it is right with any number of workers, persistent or not.
+    The place is one number, the batches handed out so far. Each ``iter()`` goes on from it and gives ``len()``
+    batches, one epoch of the order; after ``load_state_dict``, what was left of the saved iteration. So nothing
+    is skipped or repeated when an iteration is left early, wherever a trainer believes its epochs to end. Only
+    an order without seed, as validation has it, begins anew with every ``iter()``. The place is counted when a
+    batch is handed out, and is right with any number of workers, persistent or not.
 
     Not a DataLoader itself: trainers then leave its order alone instead of adding a sampler of their own.
 
@@ -130,23 +133,30 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Tensor]:
         # All of this runs at the first next(): an iterator that is made and dropped moves nothing.
         self._iteration = mine = object()
-        if self._place.batch and not self._resumes:
-            self._place.go_to(self._place.epoch + 1, 0)
+        if not self._resumes:
+            self._place.in_iteration = 0
+            if self.order.seed is None:
+                self._place.total = 0
         self._resumes = False
-        batches = iter(self._loader)
-        while self._place.batch < len(self):
-            tokens_BS = next(batches)
-            self._place.batch += 1
+        for tokens_BS in self._loader:
+            self._place.total += 1
+            self._place.in_iteration += 1
             yield tokens_BS
             if self._iteration is not mine:
                 raise RuntimeError("this loader was iterated anew; an earlier iterator of it cannot go on")
 
-    def blocks_of(self, epoch: int, batch: int) -> list[int]:
-        """Block numbers of this rank's batch number ``batch`` (from 0) of an epoch."""
-        return [int(block) for block in self.order.epoch(epoch)[batch]]
+    @property
+    def batches_given(self) -> int:
+        """How many batches were handed out, over all epochs."""
+        return self._place.total
+
+    def blocks_of(self, batch: int) -> list[int]:
+        """Block numbers of this rank's batch number ``batch``, counted from 0 over all epochs."""
+        epoch, number = divmod(batch, len(self))
+        return [int(block) for block in self.order.epoch(epoch)[number]]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._place.epoch, "batch": self._place.batch, "identity": dict(self._identity)}
+        return {"batches": self._place.total, "in_iteration": self._place.in_iteration, "identity": {**self._identity}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place.
@@ -158,9 +168,8 @@ class ResumableLoader:
         for name, value in self._identity.items():
             if saved.get(name) != value:
                 raise DataError(_why_not_resumed(name, saved.get(name), value))
-        epoch, batch = int(state["epoch"]), int(state["batch"])
-        self._resumes = batch < len(self)
-        self._place.go_to(*((epoch, batch) if self._resumes else (epoch + 1, 0)))
+        self._place.total, self._place.in_iteration = int(state["batches"]), int(state["in_iteration"])
+        self._resumes = self._place.in_iteration < len(self)
 
 
 def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
@@ -178,18 +187,15 @@ def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
 
 @dataclass
 class _Place:
-    """An epoch, and how many of its batches were handed out."""
+    """Batches handed out in all, and by the current iteration."""
 
-    epoch: int = 0
-    batch: int = 0
-
-    def go_to(self, epoch: int, batch: int) -> None:
-        self.epoch, self.batch = epoch, batch
+    total: int = 0
+    in_iteration: int = 0
 
 
 @dataclass(frozen=True)
 class _Remaining:
-    """The batch sampler inside the loader: what is left of the current epoch.
+    """The batch sampler inside the loader: what is left of the current iteration.
 
     It knows the place and not the loader: no reference cycle keeps the workers of a dropped loader alive.
     """
@@ -198,11 +204,16 @@ class _Remaining:
     place: _Place
 
     def __len__(self) -> int:
-        return len(self.order) - self.place.batch
+        return len(self.order) - self.place.in_iteration
 
     def __iter__(self) -> Iterator[list[int]]:
-        for blocks in self.order.epoch(self.place.epoch)[self.place.batch :]:
-            yield blocks.tolist()
+        first, size = self.place.total, len(self.order)
+        last = first + len(self)
+        while first < last:
+            epoch, number = divmod(first, size)
+            for blocks in self.order.epoch(epoch)[number : number + last - first]:
+                yield blocks.tolist()
+            first += min(size - number, last - first)
 
 
 def _as_is(batch: Any) -> Any:

@@ -112,7 +112,7 @@ def open_manifest(folder: str | Path) -> Manifest:
     try:
         raw = path.read_bytes()
         expected = (folder / MANIFEST_HASH_FILE).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(_why_not_prepared(folder)) from error
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
@@ -143,13 +143,13 @@ def _why_not_prepared(folder: Path) -> str:
         return f"{folder / MANIFEST_HASH_FILE}: missing; copy the folder again or prepare it again"
     if (folder / MANIFEST_HASH_FILE).exists():
         return f"{folder / MANIFEST_FILE}: missing; copy the folder again or prepare it again"
+    if folder.name in ("train", "val") and (folder.parent / MANIFEST_FILE).exists():
+        return f"{folder} is one split of a prepared folder; give {folder.parent}"
     if (folder / INDEX_FILE).exists():
         return (
             f"{folder} holds litdata chunks of another program ({_item_loader(folder)}): darlit needs chunks for "
             f"TokensLoader with a {MANIFEST_FILE}; prepare the texts themselves: darlit prepare SOURCE --out NEW"
         )
-    if folder.name in ("train", "val") and (folder.parent / MANIFEST_FILE).exists():
-        return f"{folder} is one split of a prepared folder; give {folder.parent}"
     return f"{folder} is not a prepared data folder (no {MANIFEST_FILE}); {remedy}"
 
 

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from darlit import modules
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
+from darlit.callbacks.pathway_pictures import PathwayPictures
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import Cell, RunRecord
@@ -85,6 +86,7 @@ class DarlitCLI(LightningCLI):
         )
         parser.add_argument("--budget", type=Budget, default=Budget(), help="What the run may spend.")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
+        parser.add_class_arguments(PathwayPictures, "pictures")
         parser.link_arguments(
             ("budget.tokens", "budget.batch_tokens"),
             "trainer.max_steps",
@@ -131,6 +133,7 @@ class DarlitCLI(LightningCLI):
         return [
             Throughput(),
             PathwayHealth(),
+            self._get(self.config_init, "pictures"),
             self._get(self.config_init, "non_finite"),
             BudgetProgress(),
             RunRecord(cell, self._get(self.config_init, "budget")),

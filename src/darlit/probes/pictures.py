@@ -90,7 +90,7 @@ def draw_rescue(curves: Mapping[str, Sequence[RescueCurve]]) -> Figure:
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set(title=name, xlabel=f"depth {of_model[0].span.replace('_', ' ')} which states are corrupted")
         axes.set_ylabel("rescue gain")
-        _integer_ticks(axes.xaxis, len(of_model[0].depths))
+        axes.set_xticks(of_model[0].depths[:: math.ceil(len(of_model[0].depths) / 9)])
     _one_legend(figure, grid)
     return figure
 

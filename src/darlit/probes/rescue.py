@@ -12,6 +12,8 @@ The span says which states count as those at depth r:
     up_to   those at depths 0 to r: everything that the layers after depth r can read of those before; a kept stream
             has its clean states at all of them
 
+Depths start at 1: at depth 0 all streams are one embedding.
+
 Shapes: B batch, T token, D width, V vocabulary.
 """
 
@@ -92,24 +94,25 @@ def rescue_curve(
     """
     num_depths, num_streams = depths_and_streams(transformer)
     check_streams(transformer.pathway.title, num_streams)
+    depths = range(1, num_depths)
     # Column 0: nothing kept; column 1 + j: stream j kept.
-    sums = torch.zeros(num_depths, 1 + num_streams, dtype=torch.float64)
+    sums = torch.zeros(len(depths), 1 + num_streams, dtype=torch.float64)
     tokens = 0
     for tokens_BT in batches:
         clean = record(transformer, tokens_BT)
         corrupted = {place: corrupt(state_BTD, corruption) for place, state_BTD in clean.items()}
         clean_BTD = _hidden(transformer, tokens_BT, {})
-        for depth in range(num_depths):
+        for row, depth in enumerate(depths):
             for column, kept in enumerate([None, *range(num_streams)]):
                 states = intervention(clean, corrupted, depth, kept, span)
                 changed_BTD = _hidden(transformer, tokens_BT, states)
-                sums[depth, column] += summed_kl(transformer, clean_BTD, changed_BTD)
+                sums[row, column] += summed_kl(transformer, clean_BTD, changed_BTD)
         tokens += tokens_BT.numel()
         on_batch()
     if tokens == 0:
         raise ValueError("rescue gain of no batches is not defined; give at least one")
     none, *keep = (sums / tokens).T.tolist()
-    return RescueCurve(corruption, span, list(range(num_depths)), none, keep, tokens)
+    return RescueCurve(corruption, span, list(depths), none, keep, tokens)
 
 
 def check_streams(title: str, num_streams: int) -> None:

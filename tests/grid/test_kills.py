@@ -1,4 +1,4 @@
-"""SIGKILL at any time costs no more than the steps since the last checkpoint, and changes no bit of the result."""
+"""Signals at any time: SIGKILL costs no more than the steps since the last checkpoint, SIGUSR1 none, no bit changes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from cells import write_cell
+from cells import INTERRUPTED, fit, write_cell
 from grid.runs_on_disk import assert_checkpoints_load, assert_events_are_monotone, comparable
 
 STEPS = 240
@@ -110,3 +113,47 @@ def _killed_after(arguments: list[str], folder: Path, seconds: float) -> int:
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
+
+
+@pytest.mark.slow
+def test_sigusr1_at_twenty_times_saves_at_a_step_and_changes_no_bit(tmp_path: Path, data_folder: Path) -> None:
+    budget = {"tokens": 400 * 256, "batch_tokens": 256, "validation_interval": 50}
+    experiment = write_cell(tmp_path, data_folder, "dar_full", budget=budget)
+    assert fit(experiment, "--runs_dir", str(tmp_path / "undisturbed")) == 0
+    folder = tmp_path / "runs" / experiment.stem / "seed_0"
+    dice, step, saves = random.Random(0), 0, 0
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training has begun nobody takes it
+    try:
+        while not (folder / "summary.json").exists():
+            with _signalled(dice.uniform(0.0, 2.0) if saves < 20 else None):
+                status = fit(experiment, "--ckpt_path", "last")
+            if status == INTERRUPTED:
+                saved = assert_checkpoints_load(folder)
+                assert saved > step
+                step, saves = saved, saves + 1
+            else:
+                assert status == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert saves == 20
+    assert comparable(folder) == comparable(tmp_path / "undisturbed" / experiment.stem / "seed_0")
+    assert_events_are_monotone(folder)
+
+
+@contextmanager
+def _signalled(delay: float | None) -> Iterator[None]:
+    """Send SIGUSR1 to this process after ``delay`` seconds, again and again until the block ends."""
+    ended = threading.Event()
+
+    def send() -> None:
+        ended.wait(delay)
+        while not ended.wait(0.1):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send if delay is not None else ended.wait, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sender.join()

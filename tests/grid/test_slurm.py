@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 ARMS = ("residual", "attnres_full", "dar_full", "dar_block")
-PATIENCE_S = 480.0
+PATIENCE_S = 900.0
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ class Stopper:
                 signal.signal(number, self._pass_on)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)  # what began the stop; Slurm may send more
         for child in list(self.children):
             self.send(child)
 

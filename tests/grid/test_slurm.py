@@ -69,7 +69,7 @@ def test_disturbed_tasks_requeue_alone_and_end_as_if_nothing_had_happened(
     # The cache is cold: the first two tasks start at once and both want the data prepared.
     monkeypatch.setenv("DARLIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    grid = _write_grid(tmp_path / "experiments", ARMS, tokens=256 * 400)
+    grid = _write_grid(tmp_path / "experiments", ARMS, tokens=256 * 200)
     submit = ("grid", "submit", str(grid), "--runs_dir=runs", "--gpus=0", "--cpus=1", "--throttle=2", "--time=1:00:00")
     job = _darlit(*submit, cwd=tmp_path).split(":")[0].removeprefix("job ")
     folders = {arm: tmp_path / "runs" / f"tiny_{arm}" / "seed_0" for arm in ARMS}

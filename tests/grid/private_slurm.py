@@ -103,7 +103,7 @@ def running(root: Path) -> Iterator[Path]:
         _wait_for_node()
         yield root
     finally:
-        subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], check=False, capture_output=True)
+        _cancel_all()
         for name in ("slurmd", "slurmctld", "munged"):
             _stop(root / f"{name}.pid")
         del os.environ["SLURM_CONF"]
@@ -112,6 +112,17 @@ def running(root: Path) -> Iterator[Path]:
 def slurm(*command: str) -> str:
     """Run one of Slurm's commands and return what it printed."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _cancel_all() -> None:
+    """Leave no process of a job behind, whatever state the tests left it in."""
+    for _ in range(30):
+        subprocess.run(["scancel", "--me", "--signal=KILL", "--full"], check=False, capture_output=True, timeout=60)
+        subprocess.run(["scancel", "--me"], check=False, capture_output=True, timeout=60)
+        queue = subprocess.run(["squeue", "--me", "--noheader"], check=False, capture_output=True, timeout=60)
+        if not queue.stdout.strip():
+            return
+        time.sleep(1)
 
 
 def _wait_for_node() -> None:

@@ -25,3 +25,19 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test touches the user's cache."""
     monkeypatch.setenv("DARLIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def dar_run(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a trained micro DAR model; tests that change it work on a copy."""
+    from trained import train
+
+    return train(tmp_path_factory.mktemp("dar"), data_folder, "dar_full")
+
+
+@pytest.fixture(scope="session")
+def residual_run(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a trained micro residual model."""
+    from trained import train
+
+    return train(tmp_path_factory.mktemp("residual"), data_folder, "residual")

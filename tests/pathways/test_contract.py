@@ -96,31 +96,32 @@ def test_bad_options_are_refused_in_one_line(name, options, message):
     assert "\n" not in str(refusal.value)
 
 
+class Run(torch.nn.Module):
+    def __init__(self, pathway: Pathway) -> None:
+        super().__init__()
+        self.pathway = pathway
+
+    def forward(self, embedding: Tensor, branches) -> Tensor:
+        return drive(self.pathway, embedding, branches)[1]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradcheck(variant):
+    """With respect to the embedding, the branches' weights and every parameter, as one long vector."""
     pathway = stir(make(variant, width=3))
-    weights = [randn(3, 3, seed=i).requires_grad_() for i in range(BRANCHES)]
-    names, parameters = zip(*pathway.named_parameters(), strict=True) if list(pathway.parameters()) else ((), ())
-    parameters = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+    names = [f"pathway.{name}" for name, _ in pathway.named_parameters()]
+    leaves = [randn(1, 2, 3, seed=9), *plain_branches(BRANCHES, width=3)[1], *pathway.parameters()]
+    shapes = [leaf.shape for leaf in leaves]
 
-    def function(embedding: Tensor, *leaves: Tensor) -> Tensor:
-        values = dict(zip(names, leaves[BRANCHES:], strict=True))
-        branches = [lambda x, weight=weight: torch.tanh(x @ weight) for weight in leaves[:BRANCHES]]
-        return torch.func.functional_call(
-            _Run(pathway, branches), {f"pathway.{n}": v for n, v in values.items()}, embedding
-        )
+    def function(flat: Tensor) -> Tensor:
+        pieces = flat.split([shape.numel() for shape in shapes])
+        embedding, *rest = (piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))
+        branches = [lambda x, weight=weight: torch.tanh(x @ weight) for weight in rest[:BRANCHES]]
+        parameters = dict(zip(names, rest[BRANCHES:], strict=True))
+        return torch.func.functional_call(Run(pathway), parameters, (embedding, branches))
 
-    leaves = (randn(1, 2, 3, seed=9).requires_grad_(), *weights, *parameters)
-    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
-
-
-class _Run(torch.nn.Module):
-    def __init__(self, pathway: Pathway, branches) -> None:
-        super().__init__()
-        self.pathway, self.branches = pathway, branches
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        return drive(self.pathway, embedding, self.branches)[1]
+    flat = torch.cat([leaf.detach().flatten() for leaf in leaves]).requires_grad_()
+    assert torch.autograd.gradcheck(function, (flat,), fast_mode=True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from darlit.pathways import build
+from darlit.pathways.table import ARMS
 from pathways.cases import VARIANTS, loss_and_gradients, randn, stir, token_batch, transformer
 
 B, T, WIDE = 3, 7, 256
@@ -56,12 +57,12 @@ def test_saved_tensors_grow_with_the_branches_and_are_as_narrow_as_the_streams(v
     assert scalars <= 0.8
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*ARMS, "dar_dynamic"])
 def test_recomputing_every_layer_changes_no_gradient(variant):
     """History tensors live in tuples of a state, which recomputation must follow; two backward passes in a row."""
     tokens, results = token_batch(4, 17), []
     for recompute in (False, True):
-        model = transformer(variant, checkpoint_layers=recompute)
+        model = transformer(variant, checkpoint_layers=recompute, width=16)
         stir(model.pathway, std=0.1)
         whole = loss_and_gradients(model, model.loss, tokens)
         again = loss_and_gradients(

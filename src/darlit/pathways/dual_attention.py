@@ -129,7 +129,7 @@ class Gate(nn.Module):
             nn.init.zeros_(self.projection_GOD)
 
     def forward(self, branch: int, streams: Streams) -> Tensor:
-        """``[O]`` of a static gate, ``[B, T, O]`` of a dynamic one for the streams' mean; in the dtype of statistics."""
+        """``[O]``, of a dynamic gate ``[B, T, O]`` from the mean of the streams; in the dtype of statistics."""
         slot = self.slot[branch]
         logit = reference.wide(self.logit_GO[slot])
         if self.projection_GOD is not None:

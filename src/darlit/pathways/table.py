@@ -6,10 +6,10 @@ Every row is a pathway that is really built; its numbers are `Pathway.cost` and 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from darlit.errors import DarlitError
 from darlit.pathways import Pathway, build
 
 BEGIN, END = "<!-- pathways -->", "<!-- /pathways -->"
@@ -77,38 +77,34 @@ def write(path: Path, text: str) -> None:
     """Put ``text`` between the markers of the file.
 
     Raises:
-        ValueError: a file that is missing or has not both markers, once and in order.
+        DarlitError: a file that is missing or has not both markers, once and in order.
     """
     if not path.is_file():
-        raise ValueError(f"--write {path}: no such file; give a Markdown file that holds {BEGIN} and {END}")
+        raise DarlitError(f"--write {path}: no such file; give a Markdown file that holds {BEGIN} and {END}")
     content = path.read_text(encoding="utf-8")
     if content.count(BEGIN) != 1 or content.count(END) != 1 or content.index(BEGIN) > content.index(END):
-        raise ValueError(f"--write {path}: needs the lines {BEGIN} and {END}, once each, where the table shall stand")
+        raise DarlitError(f"--write {path}: needs the lines {BEGIN} and {END}, once each, where the table shall stand")
     before, rest = content.split(BEGIN)
     after = rest.split(END)[1]
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def main(argv: list[str]) -> int:
-    """``darlit pathways``: print the table, or write it between the markers of a Markdown file."""
+    """``darlit pathways``: print the table, or write it between the markers of a Markdown file.
+
+    Raises:
+        DarlitError: see `write`; or too few layers.
+    """
     parser = argparse.ArgumentParser(prog="darlit pathways", description="The table of pathways and what they cost.")
     parser.add_argument("--layers", type=int, default=12, help="L of the model that is counted (default 12)")
     parser.add_argument("--width", type=int, default=768, help="D of the model that is counted (default 768)")
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"write it between {BEGIN} and {END} instead")
     arguments = parser.parse_args(argv)
-    if arguments.layers < 2 or arguments.width < 1:
-        print(
-            "darlit pathways: --layers must be at least 2, the blocks are of two layers, and --width at least 1",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        text = table(arguments.layers, arguments.width)
-        if arguments.write:
-            write(arguments.write, text)
-        else:
-            print(text)
-    except ValueError as error:
-        print(f"darlit pathways: {error}", file=sys.stderr)
-        return 2
+    if arguments.layers < 2:
+        raise DarlitError(f"--layers {arguments.layers} is not allowed; at least 2, the blocks are of two layers")
+    text = table(arguments.layers, arguments.width)
+    if arguments.write:
+        write(arguments.write, text)
+    else:
+        print(text)
     return 0

@@ -161,7 +161,7 @@ class RunRecord(pl.Callback):
                 "bytes_per_token": data.bytes_per_token,
             },
             "backbone": dict(module.hparams["backbone"]),
-            "optimizer": dict(module.hparams["optimizer"]),
+            "optimizer": {**module.hparams["optimizer"], "gradient_clip": trainer.gradient_clip_val},
             "precision": str(trainer.precision),
             "pathway": {"name": module.pathway_name, **module.hparams["pathway"]},
             "tokens_seen": trainer.global_step * self.budget.batch_tokens,

@@ -1,0 +1,84 @@
+"""Every implementation equals the oracle, values and gradients, on random histories.
+
+The CPU kernels always; the Triton kernels where this file runs in Triton's interpreter, see `test_triton_interpreted`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from darlit.ops import fused
+from ops import drawn_cases
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+IMPLEMENTATION = "triton" if INTERPRETED else "cpu"
+EXAMPLES = 6 if INTERPRETED else 40
+
+
+def drawn(examples: int):
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return lambda test: settings(max_examples=examples, deadline=None, suppress_health_check=checks)(
+        given(case=drawn_cases.cases())(test)
+    )
+
+
+@drawn(EXAMPLES)
+def test_float32(case):
+    drawn_cases.check(case, IMPLEMENTATION, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@drawn(EXAMPLES // 3)
+def test_narrow(case, dtype):
+    drawn_cases.check(case, IMPLEMENTATION, dtype)
+
+
+@pytest.mark.parametrize("width", [1, 64, 97, 1024] + ([] if INTERPRETED else [2049]))
+def test_widths(width):
+    case = {
+        "name": "dar",
+        "num_branches": 4,
+        "shape": (1, 5, width),
+        "options": {},
+        "layout": "contiguous",
+        "seed": width,
+    }
+    drawn_cases.check(case, IMPLEMENTATION, torch.float32)
+
+
+def test_one_source_is_itself():
+    x = torch.randn(2, 3, 33)
+    logits = torch.randn(6, 2, 1)
+    out, lse, spread = fused.depth_read([x, x], [logits], [0], [], torch.tensor([0.3, 0.7]), [0, 1], True, IMPLEMENTATION)
+    torch.testing.assert_close(out, x)
+    torch.testing.assert_close(lse, logits[..., 0])
+    torch.testing.assert_close(spread, torch.zeros_like(x))
+
+
+def test_a_history_of_130_sources():
+    """2 L + 2 sources of a 64-layer AttnRes-Full, logits far apart."""
+    sources = [torch.randn(1, 3, 20) for _ in range(130)]
+    logits = [10 * torch.randn(3, 1, 2) for _ in range(130)]
+    out, lse = fused.depth_read(sources, logits, [1] * 130, [], torch.ones(1), [0], True, IMPLEMENTATION)
+    table_NS = torch.cat([table[:, :, 1] for table in logits], dim=1)
+    expected = torch.einsum("ns,snd->nd", table_NS.softmax(-1), torch.cat(sources))
+    torch.testing.assert_close(out[0], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse[:, 0], table_NS.logsumexp(-1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows(bad):
+    case = {"name": "dar", "num_branches": 4, "shape": (1, 2, 8), "options": {}, "layout": "contiguous", "seed": 0}
+    pathway = drawn_cases.pathways.build("dar", num_branches=4, width=8, implementation=IMPLEMENTATION)
+    state = pathway.start(torch.randn(case["shape"]))
+    for branch in range(4):
+        output = state.read(branch).clone()
+        output[0, 1, 3] = bad if branch == 1 else 0.0
+        state.write(branch, output)
+    hidden = state.finish()
+    assert not hidden[0, 1].isfinite().all()
+    assert hidden[0, 0].isfinite().all()

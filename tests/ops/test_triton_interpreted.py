@@ -1,0 +1,30 @@
+"""The Triton kernels against the oracle, in Triton's interpreter and therefore in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def interpret(*selection: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=900, cwd=HERE.parent.parent
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
+
+
+def test_a_few_widths():
+    interpret(f"{HERE / 'test_against_oracle.py'}::test_widths", "-k", "97")
+
+
+@pytest.mark.slow
+def test_everything():
+    interpret(str(HERE / "test_against_oracle.py"))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 4
 """Panels of one row, where each model has one panel."""
+BRANCH_STYLES = {"attention": "o-", "feed-forward": "s--"}
 LINES = 4
 """A gate with more components than this is drawn as a heat map, one column a component."""
 ANNOTATED = 9
@@ -96,32 +97,33 @@ def draw_rescue(curves: Mapping[str, Sequence[RescueCurve]]) -> Figure:
 
 
 def draw_depth_weights(profiles: Mapping[str, DepthProfile]) -> Figure:
-    """A column a model: a heat map read x source for each target stream, and below them the entropies."""
+    """A row a model: a heat map read x source for each target stream, and the entropies."""
     profiles = {name: profile for name, profile in profiles.items() if profile.reads}
     targets = 1 + max(read.target for profile in profiles.values() for read in profile.reads)
-    figure = _figure((3.3 * len(profiles) + 0.6, 3.1 * targets + 2.4))
-    grid = figure.subplots(targets + 1, len(profiles), squeeze=False, height_ratios=[3.1] * targets + [2.2])
-    for column, (name, profile) in enumerate(profiles.items()):
-        for target in range(targets):
-            axes = grid[target, column]
-            rows = {read.read: read.weights for read in profile.reads if read.target == target}
-            if not rows:
-                axes.set_axis_off()
-                continue
-            image = _ragged_image(axes, rows, profile.num_branches, vmin=0, vmax=1, cmap=_colours("viridis"))
-            several = 1 + max(read.target for read in profile.reads) > 1
-            axes.set(title=name + (f"\nread for stream {target}" if several else ""), xlabel="source (0 = embedding)")
-        _draw_entropy(grid[targets, column], profile)
-    figure.colorbar(image, ax=list(grid[:targets].flat), label="mean depth weight", shrink=0.6)
-    _one_legend(figure, list(grid[targets]))
+    figure = _figure((3.0 * (targets + 1) + 0.8, 2.9 * len(profiles)))
+    grid = figure.subplots(len(profiles), targets + 1, squeeze=False)
+    for row, (name, profile) in zip(grid, profiles.items(), strict=True):
+        of_targets = {
+            target: {read.read: read.weights for read in profile.reads if read.target == target}
+            for target in sorted({read.target for read in profile.reads})
+        }
+        for axes in row[len(of_targets) : targets]:
+            axes.set_axis_off()
+        for axes, (target, weights) in zip(row, of_targets.items(), strict=False):
+            image = _ragged_image(axes, weights, profile.num_branches + 1, vmin=0, vmax=1, cmap=_colours("viridis"))
+            suffix = f"\nread for stream {target}" if len(of_targets) > 1 else ""
+            axes.set(title=name + suffix, xlabel="source (0 = embedding)")
+        _draw_entropy(row[targets], profile)
+        row[targets].set_title(f"{name}\nentropy")
+    figure.colorbar(image, ax=list(grid.flat), label="mean depth weight", shrink=min(1, 1.5 / len(profiles)))
     return figure
 
 
 def draw_gates(profiles: Mapping[str, DepthProfile]) -> Figure:
-    """A row a model, a panel a gate: lines over the branches, or a heat map of a gate with many components."""
+    """A row a model, a panel a gate: lines over the layers, or a heat map of a gate with many components."""
     gates = {name: _gates_by_name(profile) for name, profile in profiles.items() if profile.gates}
     columns = max(len(by_name) for by_name in gates.values())
-    figure = _figure((3.7 * columns + 0.2, 2.9 * len(gates)))
+    figure = _figure((3.3 * columns + 1.6, 2.7 * len(gates)))
     grid = figure.subplots(len(gates), columns, squeeze=False)
     limits = _limits(gates)
     for row, (name, by_name) in zip(grid, gates.items(), strict=True):
@@ -130,6 +132,7 @@ def draw_gates(profiles: Mapping[str, DepthProfile]) -> Figure:
         for axes, (gate_name, of_branches) in zip(row, by_name.items(), strict=False):
             _draw_gate(figure, axes, of_branches, profiles[name].num_branches, limits[gate_name])
             axes.set_title(f"{name}: {gate_name}")
+    _one_legend(figure, list(grid.flat))
     return figure
 
 
@@ -137,10 +140,11 @@ def _draw_entropy(axes: Axes, profile: DepthProfile) -> None:
     for target in sorted({read.target for read in profile.reads}):
         reads = [read for read in profile.reads if read.target == target]
         places = [read.read for read in reads]
-        axes.plot(places, [read.entropy for read in reads], "o-", markersize=3, label=f"entropy, read {target}")
+        axes.plot(places, [read.entropy for read in reads], "o-", markersize=3, label=f"read for stream {target}")
     axes.plot(places, [math.log(len(read.weights)) for read in reads], color="0.45", ls="--", label="ln S: all alike")
     axes.set(ylabel="entropy (nats)", ylim=(0, None))
-    _branch_ticks(axes, axes.xaxis, profile.num_branches)
+    axes.legend(loc="lower right")
+    _branch_ticks(axes, axes.xaxis, profile.num_branches, end=True)
 
 
 def _draw_gate(
@@ -155,14 +159,15 @@ def _draw_gate(
         axes.set_xlabel("component")
         figure.colorbar(image, ax=axes, label="mean value")
         return
-    for component, label in enumerate(gates[0].labels):
-        places, values = zip(*[(gate.branch, gate.values[component]) for gate in gates], strict=True)
-        axes.plot(places, values, "o-", markersize=3, label=label)
-    margin = 0.05 * (high - low) or 0.05
+    for offset, (kind, style) in enumerate(BRANCH_STYLES.items()):
+        of_kind = [gate for gate in gates if gate.branch % BRANCHES_PER_LAYER == offset]
+        for component in range(len(gates[0].labels)):
+            points = [(gate.branch, gate.values[component]) for gate in of_kind]
+            label = f"component {component}, {kind}"
+            axes.plot(*zip(*points, strict=True), style, markersize=3, color=f"C{component}", label=label)
+    margin = 0.04 * (high - low)
     axes.set(ylabel="mean value", ylim=(low - margin, high + margin))
-    if len(gates[0].labels) > 1:
-        axes.legend(title="component", ncols=2)
-    _branch_ticks(axes, axes.xaxis, num_branches)
+    _branch_ticks(axes, axes.xaxis, num_branches, end=True)
 
 
 def _gates_by_name(profile: DepthProfile) -> dict[str, list[Gate]]:
@@ -173,13 +178,13 @@ def _gates_by_name(profile: DepthProfile) -> dict[str, list[Gate]]:
 
 
 def _limits(gates: Mapping[str, dict[str, list[Gate]]]) -> dict[str, tuple[float, float]]:
-    """One range a gate's name over all models; symmetric about 0 for heat maps, so that white is 0."""
+    """One range a gate's name over all models: 0 to 1 or more; symmetric for heat maps, so that white is 0."""
     limits: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(name for by_name in gates.values() for name in by_name):
         of_name = [gate for by_name in gates.values() for gate in by_name.get(name, [])]
         values = [value for gate in of_name for value in gate.values]
         largest = max(map(abs, values))
-        limits[name] = (-largest, largest) if _many_components(of_name) else (min(values), max(values))
+        limits[name] = (-largest, largest) if _many_components(of_name) else (min(0, *values), max(1, *values))
     return limits
 
 
@@ -188,27 +193,27 @@ def _many_components(gates: Sequence[Gate]) -> bool:
     return len(sizes) > 1 or max(sizes) > LINES
 
 
-def _ragged_image(axes: Axes, rows: Mapping[int, Sequence[float]], num_branches: int, **options: Any) -> Any:
-    """A heat map with one row a branch, from the top down; places without a value stay grey."""
-    height, width = max(max(rows) + 1, num_branches), max(map(len, rows.values()))
+def _ragged_image(axes: Axes, rows: Mapping[int, Sequence[float]], height: int, **options: Any) -> Any:
+    """A heat map of ``height`` rows, one a branch, from the top down; places without a value stay grey."""
+    width = max(map(len, rows.values()))
     values = np.full((height, width), np.nan)
     for row, entries in rows.items():
         values[row, : len(entries)] = entries
     image = axes.imshow(values, aspect="auto", interpolation="nearest", **options)
+    num_branches = height // BRANCHES_PER_LAYER * BRANCHES_PER_LAYER
     _integer_ticks(axes.xaxis, width)
-    _branch_ticks(axes, axes.yaxis, num_branches)
-    axes.grid(False)
+    _branch_ticks(axes, axes.yaxis, num_branches, end=height > num_branches)
     return image
 
 
-def _branch_ticks(axes: Axes, axis: Any, num_branches: int) -> None:
-    """One tick a layer, at its attention branch, and one for the final read."""
+def _branch_ticks(axes: Axes, axis: Any, num_branches: int, end: bool) -> None:
+    """One tick a layer, at its attention branch, and with ``end`` one for the final read."""
     step = max(1, num_branches // BRANCHES_PER_LAYER // 8)
     layers = range(0, num_branches // BRANCHES_PER_LAYER, step)
-    axis.set_ticks(
-        [*(BRANCHES_PER_LAYER * layer for layer in layers), num_branches], [*(str(layer) for layer in layers), "end"]
-    )
-    (axes.set_xlabel if axis is axes.xaxis else axes.set_ylabel)("layer (attention, then feed-forward)")
+    ticks, labels = [BRANCHES_PER_LAYER * layer for layer in layers], [str(layer) for layer in layers]
+    axis.set_ticks([*ticks, num_branches] if end else ticks, [*labels, "end"] if end else labels)
+    label = "layer (attention, feed-forward)"
+    axes.set_xlabel(label) if axis is axes.xaxis else axes.set_ylabel(label)
 
 
 def _integer_ticks(axis: Any, number: int) -> None:
@@ -247,7 +252,9 @@ def _colours(name: str) -> Any:
 def _one_legend(figure: Figure, grid: Sequence[Axes]) -> None:
     """The legend of all panels together, each label once, to the right."""
     entries = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside right center")
+    labels = sorted(entries, key=lambda label: label.startswith("balance"))
+    if entries:
+        figure.legend([entries[label] for label in labels], labels, loc="outside right center")
 
 
 @contextmanager

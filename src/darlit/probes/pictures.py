@@ -161,10 +161,11 @@ def _draw_gate(
         return
     for offset, (kind, style) in enumerate(BRANCH_STYLES.items()):
         of_kind = [gate for gate in gates if gate.branch % BRANCHES_PER_LAYER == offset]
-        for component in range(len(gates[0].labels)):
-            points = [(gate.branch, gate.values[component]) for gate in of_kind]
+        places = [gate.branch for gate in of_kind]
+        for component in range(len(gates[0].labels) if of_kind else 0):
+            values = [gate.values[component] for gate in of_kind]
             label = f"component {component}, {kind}"
-            axes.plot(*zip(*points, strict=True), style, markersize=3, color=f"C{component}", label=label)
+            axes.plot(places, values, style, markersize=3, color=f"C{component}", label=label)
     margin = 0.04 * (high - low)
     axes.set(ylabel="mean value", ylim=(low - margin, high + margin))
     _branch_ticks(axes, axes.xaxis, num_branches, end=True)
@@ -252,7 +253,7 @@ def _colours(name: str) -> Any:
 def _one_legend(figure: Figure, grid: Sequence[Axes]) -> None:
     """The legend of all panels together, each label once, to the right."""
     entries = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    labels = sorted(entries, key=lambda label: label.startswith("balance"))
+    labels = sorted(entries, key=lambda label: (label.startswith("balance"), label))
     if entries:
         figure.legend([entries[label] for label in labels], labels, loc="outside right center")
 

@@ -48,7 +48,7 @@ def _wait(what: str, done: Callable[[], Any]) -> None:
         time.sleep(0.2)
 
 
-def _write_grid(folder: Path, arms: tuple[str, ...], tokens: int) -> Path:
+def _write_grid(folder: Path, arms: tuple[str, ...], tokens: int, name: str = "grid") -> Path:
     """Tiny cells of the repository with fewer tokens, and the grid that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     for arm in arms:
@@ -58,7 +58,7 @@ def _write_grid(folder: Path, arms: tuple[str, ...], tokens: int) -> Path:
             "budget": {"tokens": tokens, "batch_tokens": 256, "validation_interval": 20},
         }
         (folder / f"tiny_{arm}.yaml").write_text(yaml.safe_dump(changes))
-    grid = folder / "grid.yaml"
+    grid = folder / f"{name}.yaml"
     grid.write_text(yaml.safe_dump({"groups": {"tiny": {"cells": [f"tiny_{arm}" for arm in arms], "seeds": [0]}}}))
     return grid
 
@@ -135,14 +135,14 @@ def test_no_path_changes_what_a_script_runs(cluster: Path, tmp_path: Path, monke
 
 @pytest.mark.parametrize("name", ['say "x"', "back\\slash", "two\nlines", "#SBATCH\n#SBATCH --wrap=true", "bell\a"])
 def test_a_path_that_sbatch_would_misread_is_refused(cluster: Path, tmp_path: Path, name: str) -> None:
-    grid = _write_grid(tmp_path / "experiments", ("residual",), tokens=512)
+    grid = _write_grid(tmp_path / "experiments", ("residual",), tokens=512, name="refused")
     command = [sys.executable, "-m", "darlit", "grid", "submit", str(grid), f"--runs_dir={tmp_path / name}"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
     assert result.stderr.startswith("darlit: error: path ")
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["experiments"]
-    assert "grid" not in slurm("squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING")
+    assert "refused" not in slurm("squeue", "--noheader", "--states=all", "--format=%j")
 
 
 def test_what_sbatch_refuses_leaves_nothing_behind(cluster: Path, tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""``darlit bench``: what the residual pathways cost, all arms and peers side by side in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from darlit.errors import DarlitError
+
+SUITES = ("path", "step", "growth", "memory", "parts", "gpu")
+HIGHER_IS_BETTER = ("step",)
+"""Suites whose ratio is a speed; elsewhere it is a cost."""
+MARGIN = 0.05
+"""Beyond the noise of both runs, a ratio must be worse by this much to count."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run suites, print their tables, write and compare JSON. Exit status 1: worse than the baseline."""
+    options = _parse(arguments)
+    baseline = _read_baseline(options.baseline)
+    import torch
+
+    from darlit.bench.arms import Shape
+    from darlit.bench.report import table
+    from darlit.bench.suites import SUITES as RUN
+
+    if options.clock == "process":
+        options.threads = 1
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    shape = Shape(options.tokens, options.width, options.layers, options.dtype, options.device, options.clock)
+    results: dict[str, Any] = {"machine": _machine(), "shape": vars(shape), "rounds": options.rounds, "suites": {}}
+    for suite in options.suites:
+        if suite == "gpu":
+            from darlit.bench.gpu import gpu
+
+            rows = gpu(options.rounds)
+        else:
+            rows = RUN[suite](shape, options.rounds)
+        results["suites"][suite] = rows
+        print(table(suite, rows), flush=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    worse = [] if baseline is None else compare(baseline, results)
+    for line in worse:
+        print(f"worse than the baseline: {line}")
+    return 1 if worse else 0
+
+
+def compare(baseline: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    """Ratios that are worse than the baseline's by more than the noise of both runs.
+
+    Raises:
+        DarlitError: the baseline is of another shape, or lacks a suite or an arm.
+    """
+    if baseline["shape"] != results["shape"]:
+        raise DarlitError(
+            f"the baseline is of shape {baseline['shape']}, this run of {results['shape']}: give the same"
+        )
+    worse = []
+    for suite, rows in results["suites"].items():
+        known = {row["name"]: row for row in baseline["suites"].get(suite, [])}
+        for row in rows:
+            if row["name"] not in known:
+                raise DarlitError(
+                    f"the baseline has no {row['name']!r} in suite {suite}: run again with --json to renew it"
+                )
+            if "ratio" not in row:
+                continue
+            old = known[row["name"]]
+            change = row["ratio"] / old["ratio"]
+            change = 1 / change if suite in HIGHER_IS_BETTER else change
+            allowed = 1 + MARGIN + row.get("noise", 0.0) + old.get("noise", 0.0)
+            if change > allowed:
+                worse.append(f"{suite} {row['name']}: {row['ratio']:.3f}, was {old['ratio']:.3f}")
+    return worse
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="darlit bench", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)}; none: path")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="step: bf16-mixed")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="default: what PyTorch takes")
+    parser.add_argument(
+        "--clock", default="wall", choices=("wall", "process"), help="process: own time only, implies --threads 1"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="every arm once a round")
+    parser.add_argument("--json", type=Path, help="write all numbers there")
+    parser.add_argument("--baseline", type=Path, help="fail where a ratio is worse than in this file")
+    options = parser.parse_args(arguments)
+    options.suites = options.suites or ["path"]
+    for suite in options.suites:
+        if suite not in SUITES:
+            raise DarlitError(f"no suite {suite!r}; choose from {', '.join(SUITES)}")
+    for name in ("tokens", "width", "layers", "rounds"):
+        if getattr(options, name) < 1:
+            raise DarlitError(f"--{name} {getattr(options, name)} is not allowed; it must be at least 1")
+    return options
+
+
+def _read_baseline(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    if not path.exists():
+        raise DarlitError(f"no baseline at {path}; make one with darlit bench ... --json {path}")
+    return json.loads(path.read_text())
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }

@@ -1,0 +1,110 @@
+"""Interleaved timing: all arms of a suite in turn, round after round, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Work = Callable[[], object]
+COPY_BYTES = 256 * 2**20
+"""Read and written by one copy: far more than a cache holds."""
+
+
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
+"""``process`` counts this process's own time on one thread: what is left on a machine that others use as well."""
+
+
+def interleaved(arms: dict[str, Work], rounds: int, device: torch.device, clock: str) -> dict[str, list[float]]:
+    """Seconds of every arm in every round; every second round in the opposite order."""
+    now = CLOCKS[clock]
+    for work in arms.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds):
+        for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
+            synchronize(device)
+            start = now()
+            arms[name]()
+            synchronize(device)
+            seconds[name].append(now() - start)
+    return seconds
+
+
+def ratio(over: list[float], under: list[float]) -> tuple[float, float]:
+    """Median of the rounds' ratios, and its noise: half the distance between their quartiles, relative."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    middle = statistics.median(ratios)
+    if len(ratios) < 3:
+        return middle, 0.0
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return middle, (high - low) / 2 / middle
+
+
+def copier(device: torch.device) -> Work:
+    """One copy that moves `COPY_BYTES`, half read and half written."""
+    source = torch.ones(COPY_BYTES // 8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def saved_bytes(forward: Callable[[], Any], held: Iterable[Tensor]) -> int:
+    """Bytes that autograd keeps after ``forward``, each storage once; without ``held``, which exist anyway."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in held}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    total = sum(kept.values())
+    del result
+    return total
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes of tensors alive at one time, counted from the tensors themselves: no allocator's luck in it."""
+
+    def __init__(self, held: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.live, self.peak = 0, 0
+        self.known: set[int] = set()
+        for tensor in held:
+            self._count(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.live -= size

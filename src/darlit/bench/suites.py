@@ -1,0 +1,209 @@
+"""The suites: each returns rows ``{name, seconds, ratio, noise, ...}`` of one interleaved run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darlit import pathways
+from darlit.backbone import BackboneConfig, Transformer
+from darlit.bench import peers
+from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors, path_work
+from darlit.bench.measure import COPY_BYTES, PeakMemory, copier, interleaved, ratio, saved_bytes
+from darlit.ops.dispatch import choose
+from darlit.pathways.depth_history import DepthHistory, Source
+
+Rows = list[dict[str, Any]]
+BASELINE = "residual"
+
+
+def path(shape: Shape, rounds: int) -> Rows:
+    """The pathway alone, forward and backward, over its byte floor and beside the naive version and peers."""
+    works: dict[str, Any] = {arm: path_work(arm, shape) for arm in ARMS}
+    for arm in ("attnres_full", "dar_full", "dar_block4"):
+        works[f"{arm} (reference)"] = path_work(arm, shape, "reference")
+    works["dar_full (naive)"] = PathWork(peers.naive_dar(shape), shape)
+    for name, module in peers.installed(shape).items():
+        works[name] = PathWork(module, shape)
+    device = torch.device(shape.device)
+    seconds = interleaved({"copy": copier(device), **works}, rounds, device, shape.clock)
+    copies = seconds.pop("copy")
+    bandwidth = COPY_BYTES / statistics.median(copies)
+    rows = []
+    for name, times in seconds.items():
+        row = _row(name, times, seconds[BASELINE])
+        tensors = moved_tensors(name, shape.layers) if name in ARMS else None
+        if tensors is not None:
+            floors = [tensors * shape.tensor_bytes / COPY_BYTES * copy for copy in copies]
+            row["floor_seconds"] = statistics.median(floors)
+            row["over_floor"], row["over_floor_noise"] = ratio(times, floors)
+        if name == "dar_full":
+            row["naive_over_this"], row["naive_noise"] = ratio(seconds["dar_full (naive)"], times)
+        rows.append(row)
+    return [{"name": "copy", "seconds": statistics.median(copies), "gigabytes_per_second": bandwidth / 1e9}, *rows]
+
+
+def growth(shape: Shape, rounds: int) -> Rows:
+    """Cost per branch from 8 to 64 layers: Block with four blocks, and Full for contrast."""
+    rows = []
+    device = torch.device(shape.device)
+    small = replace(shape, tokens=max(1, shape.tokens // 4))
+    for arm in ("dar_block", "attnres_block", "dar_full"):
+        works: dict[str, Any] = {}
+        for layers in (8, 16, 32, 64):
+            deep = replace(small, layers=layers)
+            options = {} if arm == "dar_full" else {"block_size": layers // 4}
+            pathway = pathways.build(arm.split("_")[0], num_branches=deep.branches, width=deep.width, **options).to(
+                shape.device
+            )
+            works[f"{arm} L={layers}"] = PathWork(pathway, deep)
+        seconds = interleaved(works, rounds, device, shape.clock)
+        per_branch = {name: [second / work.shape.branches for second in seconds[name]] for name, work in works.items()}
+        first = per_branch[f"{arm} L=8"]
+        rows += [_row(name, times, first) for name, times in per_branch.items()]
+    return rows
+
+
+def step(shape: Shape, rounds: int) -> Rows:
+    """A whole training step of the shared backbone, AdamW included; ratio is tokens/s relative to residual."""
+    device = torch.device(shape.device)
+    works = {arm: TrainingStep(arm, shape) for arm in ARMS}
+    seconds = interleaved(dict(works), rounds, device, shape.clock)
+    rows = []
+    for name, times in seconds.items():
+        row = _row(name, seconds[BASELINE], times)
+        row["seconds"] = statistics.median(times)
+        rows.append({**row, "tokens_per_second": shape.tokens / row["seconds"]})
+    return rows
+
+
+def memory(shape: Shape, rounds: int) -> Rows:
+    """Peak bytes of live tensors in a step, and what autograd keeps; counted, so one pass each is exact."""
+    del rounds
+    rows: Rows = []
+    for arm in ARMS:
+        work = TrainingStep(arm, shape)
+        work()
+        with PeakMemory(work.held) as peak:
+            work()
+        saved = saved_bytes(work.loss, work.held)
+        rows.append({"name": arm, "peak_bytes": peak.peak, "saved_bytes": saved})
+        rows[-1]["ratio"] = rows[-1]["peak_bytes"] / rows[0]["peak_bytes"]
+        rows[-1]["saved_ratio"] = saved / rows[0]["saved_bytes"]
+    return rows
+
+
+def parts(shape: Shape, rounds: int) -> Rows:
+    """What the overhead consists of: each line adds one thing to the line above it, at K = 1."""
+    works = {
+        "one-stream retrieval": PartWork(shape, streams=1, keys=(0,), values=(0,), gated=False),
+        "+ second stream": PartWork(shape, streams=2, keys=(0, 1), values=(0, 1), gated=False),
+        "+ cross-stream keys": PartWork(shape, streams=2, keys=(1, 0), values=(0, 1), gated=False),
+        "+ gates and transport": PartWork(shape, streams=2, keys=(1, 0), values=(0, 1), gated=True),
+    }
+    device = torch.device(shape.device)
+    seconds = interleaved(dict(works), rounds, device, shape.clock)
+    first = seconds["one-stream retrieval"]
+    rows = []
+    for name, work in works.items():
+        row = _row(name, seconds[name], first)
+        rows.append({**row, "saved_bytes": saved_bytes(work.forward, work.held)})
+    return rows
+
+
+class PartWork(PathWork):
+    """A depth history of K = 1 with as many streams and as much gating as asked for."""
+
+    def __init__(
+        self, shape: Shape, *, streams: int, keys: tuple[int, ...], values: tuple[int, ...], gated: bool
+    ) -> None:
+        super().__init__(torch.nn.Module(), shape)
+        device = torch.device(shape.device)
+        self.streams, self.gated = streams, gated
+        self.pathway.queries = torch.nn.Parameter(torch.zeros(len(keys), shape.branches, shape.width, device=device))
+        self.pathway.beta = torch.nn.Parameter(torch.ones(streams, device=device), requires_grad=gated)
+        self.pathway.rho = torch.nn.Parameter(torch.full((1,), 0.95, device=device), requires_grad=gated)
+        self.routes = {"key_streams": keys, "value_streams": values}
+        self.implementation = choose("auto", device.type, getattr(torch, shape.dtype))
+
+    def forward(self) -> list[Tensor]:
+        history = DepthHistory(
+            queries_JRD=self.pathway.queries,
+            first_choice=1,
+            norm_eps=1e-6,
+            implementation=self.implementation,
+            **self.routes,
+        )
+        history = history.append(history.source((self.embedding,) * self.streams, first_read=0))
+        shares = [1.0 / self.streams] * self.streams
+        partial: Source | None = None
+        reads = []
+        for branch, output in enumerate(self.outputs):
+            reads.append(history.read(branch, shares, partial))
+            carried = None if partial is None else partial.streams
+            rho = self.pathway.rho if self.gated and carried else None
+            last = branch + 1 if branch % 2 == 0 else None
+            written = history.write(
+                carried, output, rho=rho, beta=self.pathway.beta, first_read=branch + 1, last_read=last
+            )
+            if last is None:
+                history, partial = history.append(written), None
+            else:
+                partial = written
+        return [*reads, history.read(self.shape.branches, shares)]
+
+
+class TrainingStep:
+    """One step of the shared backbone on made-up tokens, sequences of at most 1,024."""
+
+    def __init__(self, arm: str, shape: Shape, config: BackboneConfig | None = None) -> None:
+        torch.manual_seed(0)
+        length = min(1024, shape.tokens)
+        self.config = config or BackboneConfig(
+            vocab_size=257,
+            num_layers=shape.layers,
+            width=shape.width,
+            num_heads=max(1, shape.width // 64),
+            ffn_width=shape.width * 8 // 3 // 64 * 64,
+            sequence_length=length,
+        )
+        self.model = Transformer(self.config, build(arm, shape)).to(shape.device)
+        self.autocast = shape.dtype != "float32"
+        self.dtype = getattr(torch, shape.dtype)
+        self.tokens = torch.randint(self.config.vocab_size, (shape.tokens // length, length), device=shape.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def loss(self) -> Tensor:
+        with torch.autocast(self.tokens.device.type, dtype=self.dtype, enabled=self.autocast):
+            return self.model.loss(self.tokens, self.tokens)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    @property
+    def held(self) -> list[Tensor]:
+        moments = [
+            value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+        ]
+        return [*self.model.parameters(), *self.model.buffers(), *moments]
+
+
+def _row(name: str, over: list[float], under: list[float]) -> dict[str, Any]:
+    middle, noise = ratio(over, under)
+    return {"name": name, "seconds": statistics.median(over), "ratio": middle, "noise": noise}
+
+
+SUITES: dict[str, Callable[[Shape, int], Rows]] = {
+    "path": path,
+    "step": step,
+    "growth": growth,
+    "memory": memory,
+    "parts": parts,
+}

@@ -21,11 +21,12 @@ from darlit.pathways import Probe
 
 @dataclass(frozen=True)
 class Read:
-    """One softmax over sources: that of a branch, or the final one, for one target stream."""
+    """One softmax over sources: that of one query of a branch, or of the final read."""
 
     read: int
     """Branch index, or the number of branches for the final read."""
     target: int
+    """Which of the read's queries; in DAR the stream that it reads for."""
     weights: list[float]
     """Mean over tokens, by source; 0 is the embedding, the last one may be the block under way."""
     entropy: float

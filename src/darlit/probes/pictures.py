@@ -97,7 +97,7 @@ def draw_rescue(curves: Mapping[str, Sequence[RescueCurve]]) -> Figure:
 
 
 def draw_depth_weights(profiles: Mapping[str, DepthProfile]) -> Figure:
-    """A row a model: a heat map read x source for each target stream, and the entropies."""
+    """A row a model: a heat map read x source for each query, and the entropies."""
     profiles = {name: profile for name, profile in profiles.items() if profile.reads}
     targets = 1 + max(read.target for profile in profiles.values() for read in profile.reads)
     figure = _figure((3.0 * (targets + 1) + 0.8, 2.9 * len(profiles)))
@@ -111,7 +111,7 @@ def draw_depth_weights(profiles: Mapping[str, DepthProfile]) -> Figure:
             axes.set_axis_off()
         for axes, (target, weights) in zip(row, of_targets.items(), strict=False):
             image = _ragged_image(axes, weights, profile.num_branches + 1, vmin=0, vmax=1, cmap=_colours("viridis"))
-            suffix = f"\nread for stream {target}" if len(of_targets) > 1 else ""
+            suffix = f"\nquery {target}" if len(of_targets) > 1 else ""
             axes.set(title=name + suffix, xlabel="source (0 = embedding)")
         _draw_entropy(row[targets], profile)
         row[targets].set_title(f"{name}\nentropy")
@@ -140,7 +140,7 @@ def _draw_entropy(axes: Axes, profile: DepthProfile) -> None:
     for target in sorted({read.target for read in profile.reads}):
         reads = [read for read in profile.reads if read.target == target]
         places = [read.read for read in reads]
-        axes.plot(places, [read.entropy for read in reads], "o-", markersize=3, label=f"read for stream {target}")
+        axes.plot(places, [read.entropy for read in reads], "o-", markersize=3, label=f"query {target}")
     axes.plot(places, [math.log(len(read.weights)) for read in reads], color="0.45", ls="--", label="ln S: all alike")
     axes.set(ylabel="entropy (nats)", ylim=(0, None))
     axes.legend(loc="lower right")

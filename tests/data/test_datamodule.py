@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,21 +22,21 @@ from darlit.data.prepare import Options, prepare
 
 
 class Recorder(pl.LightningModule):
-    """A one-parameter model whose loss depends on every token, dropout included, and that notes what it sees."""
+    """A small model whose loss depends on every token, dropout included, and that notes what it sees."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(257))
+        self.table = torch.nn.Embedding(257, 1)
         self.seen: list[tuple[Any, ...]] = []
 
     def training_step(self, tokens: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        noise = torch.nn.functional.dropout(self.weight[tokens] + 1.0, 0.5)
+        noise = torch.nn.functional.dropout(self.table(tokens)[..., 0] + 1.0, 0.5)
         loss = (noise * torch.arange(1.0, 1 + tokens.shape[1])).mean() ** 2
         self.seen.append(("train", self.trainer.current_epoch, batch_idx, tokens.tolist(), loss.item()))
         return loss
 
     def validation_step(self, tokens: torch.Tensor, batch_idx: int) -> None:
-        self.seen.append(("val", self.global_step, batch_idx, tokens.tolist(), self.weight[tokens].sum().item()))
+        self.seen.append(("val", self.global_step, batch_idx, tokens.tolist(), self.table(tokens).sum().item()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -42,7 +44,7 @@ class Recorder(pl.LightningModule):
 
 def run(folder: Path, steps: int, checkpoint: str | None = None, data: dict[str, Any] | None = None, **trainer: Any):  # type: ignore[no-untyped-def]
     pl.seed_everything(1, verbose=False)
-    model = Recorder()
+    model = trainer.pop("model", Recorder)()
     options = {"sequence_length": 199, "batch_size": 8, "val_sequences": 16, **(data or {})}
     options = {
         "accelerator": "cpu",
@@ -164,65 +166,6 @@ def test_overfit_batches_repeat(folder: Path) -> None:
     assert batches[0:2] == batches[2:4] == batches[6:8]
 
 
-PROGRAM = """
-import sys, json, torch
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from data.test_datamodule import run
-machine, model = run(
-    Path({folder!r}), {steps}, {checkpoint!r}, data=dict(batch_size={batch}, num_workers={workers}),
-    devices={devices}, strategy={strategy}
-)
-if {save!r}:
-    machine.save_checkpoint({save!r})
-seen = [entry[3] for entry in model.seen if entry[0] == "train"]
-Path({out!r} + str(machine.global_rank)).write_text(json.dumps(seen))
-"""
-
-
-def run_ranks(
-    folder: Path,
-    tmp_path: Path,
-    *,
-    devices: int,
-    batch: int,
-    steps: int,
-    workers: int = 0,
-    strategy: str = "'ddp'",
-    checkpoint: str | None = None,
-    save: str | None = None,
-) -> list[list[list[list[int]]]]:
-    """Train with ranks in processes of their own; what each rank's model saw, by step."""
-    import json
-
-    script = tmp_path / "ranks.py"
-    script.write_text(
-        PROGRAM.format(
-            tests=str(Path(__file__).parents[1]),
-            folder=str(folder),
-            steps=steps,
-            checkpoint=checkpoint,
-            batch=batch,
-            workers=workers,
-            devices=devices,
-            strategy=strategy if devices > 1 else "'auto'",
-            save=save,
-            out=str(tmp_path / "seen"),
-        )
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PL_DISABLE_FORK": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((tmp_path / f"seen{rank}").read_text()) for rank in range(devices)]
-
-
-def together(ranks: list[list[list[list[int]]]]) -> list[list[list[int]]]:
-    """The global batch of every step."""
-    return [[tokens for row in rows for tokens in row] for rows in zip(*ranks, strict=True)]
-
-
 def test_the_strategy_says_which_rank(folder: Path) -> None:
     data = TokenDataModule(folder=str(folder), batch_size=2)
     data.prepare_data()
@@ -238,34 +181,34 @@ def test_the_strategy_says_which_rank(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ddp_ranks_see_the_global_order_and_resume_it(folder: Path, tmp_path: Path) -> None:
-    """R15 and changed ranks: 2 gloo ranks of batch 4 see what 1 rank of batch 8 sees; cut and resumed either way."""
-    alone = [entry[3] for entry in run(folder, 26)[1].seen if entry[0] == "train"]
-    saved = str(tmp_path / "two.ckpt")
-    ranks = run_ranks(folder, tmp_path, devices=2, batch=4, steps=13, save=saved)
-    assert len(ranks[0]) == len(ranks[1])
-    assert together(ranks) == alone[:13]
-    _, resumed = run(folder, 26, saved)
-    assert [entry[3] for entry in resumed.seen if entry[0] == "train"] == alone[13:]
+def test_two_ranks_see_the_global_order_and_resume_it(folder: Path, tmp_path: Path) -> None:
+    """R15: 2 gloo ranks of batch 4, DDP and FSDP2, with a worker, see what 1 rank of batch 8 sees.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy",
-    ["'ddp'", "__import__('data.two_ranks').two_ranks.sharded()"],
-    ids=["ddp", "fsdp2"],
-)
-def test_resume_on_two_ranks(folder: Path, tmp_path: Path, strategy: str) -> None:
-    """DDP and FSDP2 with workers, cut in mid-epoch and at its end, continued on two ranks."""
-    seen = [entry for entry in run(folder, 26)[1].seen if entry[0] == "train"]
+    Each is cut in mid-epoch and at the epoch's end and continued on two ranks; then a cut of two is continued by one.
+    """
+    seen = [entry for entry in run(folder, 20)[1].seen if entry[0] == "train"]
     alone, epoch = [entry[3] for entry in seen], 1 + max(entry[2] for entry in seen)
-    assert epoch < 26
-    for cut in (5, 11, epoch):
-        saved = str(tmp_path / f"{cut}.ckpt")
-        options = {"devices": 2, "batch": 4, "workers": 1, "strategy": strategy}
-        before = run_ranks(folder, tmp_path, steps=cut, save=saved, **options)  # type: ignore[arg-type]
-        after = run_ranks(folder, tmp_path, steps=26, checkpoint=saved, **options)  # type: ignore[arg-type]
-        assert together(before) + together(after) == alone
+    assert epoch < 20
+    arguments = [str(folder), str(tmp_path), str(epoch)]
+    processes = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for rank in "01":
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
+        environment |= {"LOCAL_RANK": rank, "RANK": rank, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+        environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(Path(__file__).parents[1])}
+        processes.append(
+            subprocess.Popen([sys.executable, "-m", "data.two_ranks", *arguments], env={**os.environ, **environment})
+        )
+    assert [process.wait(timeout=900) for process in processes] == [0, 0]
+    ranks = [json.loads((tmp_path / f"seen{rank}.json").read_text()) for rank in range(2)]
+    assert set(ranks[0]) == {f"{strategy} {cut}" for strategy in ("ddp", "fsdp2") for cut in (5, epoch)}
+    for name, batches in ranks[0].items():
+        together = [mine + others for mine, others in zip(batches, ranks[1][name], strict=True)]
+        assert together == alone, name
+    _, resumed = run(folder, 20, str(tmp_path / "ddp 5.ckpt"))
+    assert [entry[3] for entry in resumed.seen if entry[0] == "train"] == alone[5:]
 
 
 def start(folder: Path, **options: Any) -> None:

@@ -18,8 +18,10 @@ from darlit.data.order import BatchOrder
 LENGTH, BATCH = 64, 4
 
 
-def make(prepared: Manifest, *, rank: int = 0, ranks: int = 1, batch: int = BATCH, **options: Any) -> ResumableLoader:
-    dataset = TokenDataset(prepared, "train", LENGTH)
+def make(
+    prepared: Manifest, *, rank: int = 0, ranks: int = 1, batch: int = BATCH, length: int = LENGTH, **options: Any
+) -> ResumableLoader:
+    dataset = TokenDataset(prepared, "train", length)
     order = BatchOrder(len(dataset), batch, rank, ranks, seed=7, max_batches=options.pop("max_batches", None))
     return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, **options)
 
@@ -120,42 +122,32 @@ def test_resume_with_workers(
 def test_200_random_cuts(prepared: Manifest) -> None:
     """Random (step, workers, persistent, ranks) before and after, against one uninterrupted single-rank run."""
     generator = random.Random(0)
-    size = len(make(prepared, batch=4))
-    straight = take(make(prepared, batch=4), 3 * size)
+    size = len(make(prepared, length=249))
+    assert 15 < size < 40
+    straight = take(make(prepared, length=249), 3 * size)
+
+    def run(ranks: int, workers: tuple[int, bool], state: Any, batches: int) -> tuple[list[torch.Tensor], Any]:
+        """The global batches of so many ranks, and the place that all of them save."""
+        rows, states = [], []
+        for rank in range(ranks):
+            place = {"rank": rank, "ranks": ranks, "batch": BATCH // ranks, "length": 249}
+            loader = make(prepared, **place, num_workers=workers[0], persistent_workers=workers[1])
+            if state is not None:
+                loader.load_state_dict(state)
+            rows.append(take(loader, batches))
+            states.append(loader.state_dict())
+        assert all(state == states[0] for state in states)
+        return [torch.cat(row) for row in zip(*rows, strict=True)], states[0]
+
     seen = set()
     while len(seen) < 200:
-        cut, ranks_before, ranks_after = generator.randrange(2 * size + 1), *generator.choices((1, 2, 4), k=2)
-        workers_before, workers_after = generator.choices(
-            [(0, False), (1, False), (2, False), (2, True)], weights=(5, 1, 1, 1), k=2
-        )
-        seen.add((cut, ranks_before, ranks_after, workers_before, workers_after))
-        states, before = [], []
-        for rank in range(ranks_before):
-            loader = make(
-                prepared,
-                rank=rank,
-                ranks=ranks_before,
-                batch=4 // ranks_before,
-                num_workers=workers_before[0],
-                persistent_workers=workers_before[1],
-            )
-            before.append(take(loader, cut))
-            states.append(loader.state_dict())
-        assert all(state == states[0] for state in states)  # rank 0's is saved, and every rank loads it
-        after = []
-        for rank in range(ranks_after):
-            loader = make(
-                prepared,
-                rank=rank,
-                ranks=ranks_after,
-                batch=4 // ranks_after,
-                num_workers=workers_after[0],
-                persistent_workers=workers_after[1],
-            )
-            loader.load_state_dict(states[0])
-            after.append(take(loader, size))
-        resumed = [torch.cat(rows) for side in (before, after) for rows in zip(*side, strict=True)]
-        assert_same(resumed, straight[: cut + size])
+        cut, (ranks_before, ranks_after) = generator.randrange(2 * size + 1), generator.choices((1, 2, 4), k=2)
+        kinds = [(0, False), (1, False), (2, False), (2, True)]
+        before, after = generator.choices(kinds, weights=(5, 1, 1, 1), k=2)
+        seen.add((cut, ranks_before, ranks_after, before, after))
+        taken, state = run(ranks_before, before, None, cut)
+        resumed, _ = run(ranks_after, after, pickle.loads(pickle.dumps(state)), size)
+        assert_same(taken + resumed, straight[: cut + size])
 
 
 def test_an_iteration_left_early_skips_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:

@@ -214,3 +214,20 @@ def test_two_hundred_runs_become_one_table(tmp_path: Path) -> None:
     assert main(["results", str(runs), "--out", str(out)]) == 0
     assert len(_rows(out)) == 50
     assert len(list((out / "runs").rglob("*.json"))) == 200
+
+
+def test_a_grid_file_lists_what_is_still_missing_and_leaves_out_what_it_does_not_name(tmp_path: Path) -> None:
+    runs, out, grid = tmp_path / "runs", tmp_path / "results", tmp_path / "grid.yaml"
+    for arm in ("residual", "dar_full", "hc2"):
+        (tmp_path / f"tiny_{arm}.yaml").write_text("budget: {tokens: 2000, batch_tokens: 20}\n")
+    grid.write_text("groups: {tiny: {cells: [tiny_dar_full, tiny_residual, tiny_hc2], seeds: [0, 1]}}\n")
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    write_loss(runs, "residual", 1, [5.0, 4.0, 3.0, 2.2])
+    write_loss(runs, "hc2", 1, [5.0, 4.0, 3.0, 1.1])
+    write_loss(runs, "mhc2", 0, [5.0, 4.0, 3.0, 1.0])
+    assert _run(runs, out, f"--grid={grid}") == 0
+    rows = _rows(out)
+    assert list(rows) == ["tiny_residual", "tiny_hc2", "tiny_dar_full"]
+    assert [row["seeds_missing"] for row in rows.values()] == ["", "0", "0 1"]
+    assert float(rows["tiny_hc2"]["delta_percent"]) == pytest.approx(-50.0)
+    assert "| dar_full | 0 of 2 | — |" in (out / "table.md").read_text()

@@ -115,12 +115,15 @@ def _draw_gains(gains: dict[str, list[tuple[int, float]]], figure: Figure) -> No
         axes.plot(sizes, deltas, label=arm, **_line_style(arm))
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log")
+    axes.minorticks_off()
+    parameters = sorted({size for points in gains.values() for size, _ in points})
+    axes.set_xticks(parameters, labels=[f"{size / 1e6:,.3g} M" for size in parameters], rotation=30, fontsize=8)
     axes.set(
         title="gain against model size",
         xlabel="parameters of the residual model",
         ylabel="Δ % validation loss against residual",
     )
-    figure.subplots_adjust(left=0.1, right=0.77, bottom=0.14, top=0.91)
+    figure.subplots_adjust(left=0.1, right=0.77, bottom=0.18, top=0.91)
     figure.legend(*_first_entries(axes), loc="center left", bbox_to_anchor=(0.78, 0.5))
 
 

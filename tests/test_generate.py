@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from darlit.__main__ import main
+from darlit.backbone import Transformer
 from darlit.data.tokenizers import ByteTokenizer, train_bpe
 from darlit.errors import DarlitError
 from darlit.generation import Sampling, generate, texts
@@ -33,26 +34,32 @@ def test_greedy_decoding_equals_full_forwards(arm):
     assert cached == ids[3:]
 
 
-def test_beyond_the_models_length_decoding_goes_on_from_the_newer_half():
-    model, length = build("dar_full"), CONFIG.sequence_length
-    ids = [5, *take(3 * length, generate(model, [5], GREEDY, seed=0))]
-    assert len(ids) == 3 * length + 1
-    window = ids[length + 1 - length // 2 : length + 1]
-    with torch.no_grad():
-        assert ids[length + 1] == int(model(torch.tensor([window]))[0, -1].argmax())
+def seen_by_the_model(monkeypatch) -> list[list[int]]:
+    """The token ids of every forward pass from here on."""
+    seen: list[list[int]] = []
+    original = Transformer.hidden
+
+    def recorded(self, tokens_BT, *arguments, **options):
+        seen.append(tokens_BT[0].tolist())
+        return original(self, tokens_BT, *arguments, **options)
+
+    monkeypatch.setattr(Transformer, "hidden", recorded)
+    return seen
+
+
+def test_beyond_the_models_length_decoding_goes_on_from_the_newer_half(monkeypatch):
+    model, length, half = build("dar_full", noise=0.0), CONFIG.sequence_length, CONFIG.sequence_length // 2
+    seen = seen_by_the_model(monkeypatch)
+    ids = [5, *take(2 * length, generate(model, [5], Sampling(temperature=2.0), seed=0))]
+    assert [len(new) for new in seen] == [*[1] * length, half, *[1] * half, half, *[1] * (length - half - 2)]
+    assert seen[length] == ids[length + 1 - half : length + 1]
+    assert seen[length + 1] == [ids[length + 1]]
 
 
 def test_every_token_costs_one_token(monkeypatch):
-    model, lengths = build("dar_full"), []
-    original = type(model).hidden
-
-    def counted(self, tokens_BT, *arguments, **options):
-        lengths.append(tokens_BT.shape[1])
-        return original(self, tokens_BT, *arguments, **options)
-
-    monkeypatch.setattr(type(model), "hidden", counted)
-    take(10, generate(model, [1, 2, 3, 4], GREEDY, seed=0))
-    assert lengths == [4, *[1] * 9]
+    seen = seen_by_the_model(monkeypatch)
+    take(10, generate(build("dar_full"), [1, 2, 3, 4], GREEDY, seed=0))
+    assert [len(new) for new in seen] == [4, *[1] * 9]
 
 
 def test_a_seed_means_the_same_text_and_another_seed_another():

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 4
-"""Panels of one row, where each model has one panel."""
+"""Most panels of one row, where each model has one panel."""
 BRANCH_STYLES = {"attention": "o-", "feed-forward": "s--"}
 LINES = 4
-"""A gate with more components than this is drawn as a heat map, one column a component."""
-ANNOTATED = 9
+"""A gate with more components than this, and every matrix, is drawn as a heat map, one column a component."""
+ANNOTATED = 7
 """Maps of up to so many depths show their values as numbers."""
 ABSENT = "0.9"
 """Grey of a place that holds no number."""
@@ -100,6 +100,7 @@ def draw_depth_weights(profiles: Mapping[str, DepthProfile]) -> Figure:
     """A row a model: a heat map read x source for each query, and the entropies."""
     profiles = {name: profile for name, profile in profiles.items() if profile.reads}
     targets = 1 + max(read.target for profile in profiles.values() for read in profile.reads)
+    most_sources = max(len(read.weights) for profile in profiles.values() for read in profile.reads)
     figure = _figure((3.0 * (targets + 1) + 0.8, 2.9 * len(profiles)))
     grid = figure.subplots(len(profiles), targets + 1, squeeze=False)
     for row, (name, profile) in zip(grid, profiles.items(), strict=True):
@@ -114,7 +115,7 @@ def draw_depth_weights(profiles: Mapping[str, DepthProfile]) -> Figure:
             suffix = f"\nquery {target}" if len(of_targets) > 1 else ""
             axes.set(title=name + suffix, xlabel="source (0 = embedding)")
         _draw_entropy(row[targets], profile)
-        row[targets].set_title(f"{name}\nentropy")
+        row[targets].set(title=f"{name}\nentropy", ylim=(0, 1.05 * math.log(most_sources)))
     figure.colorbar(image, ax=list(grid.flat), label="mean depth weight", shrink=min(1, 1.5 / len(profiles)))
     return figure
 
@@ -142,7 +143,7 @@ def _draw_entropy(axes: Axes, profile: DepthProfile) -> None:
         places = [read.read for read in reads]
         axes.plot(places, [read.entropy for read in reads], "o-", markersize=3, label=f"query {target}")
     axes.plot(places, [math.log(len(read.weights)) for read in reads], color="0.45", ls="--", label="ln S: all alike")
-    axes.set(ylabel="entropy (nats)", ylim=(0, None))
+    axes.set_ylabel("entropy (nats)")
     axes.legend(loc="lower right")
     _branch_ticks(axes, axes.xaxis, profile.num_branches, end=True)
 
@@ -155,7 +156,7 @@ def _draw_gate(
         rows = {gate.branch: gate.values for gate in gates}
         image = _ragged_image(axes, rows, num_branches, vmin=low, vmax=high, cmap=_colours("RdBu_r"))
         longest = max(gates, key=lambda gate: len(gate.labels)).labels
-        axes.set_xticks(range(len(longest)), longest, rotation=90 if "," in longest[0] else 0)
+        axes.set_xticks(range(len(longest)), longest, rotation=90 if len(longest) > 9 else 0)
         axes.set_xlabel("component")
         figure.colorbar(image, ax=axes, label="mean value")
         return
@@ -191,7 +192,7 @@ def _limits(gates: Mapping[str, dict[str, list[Gate]]]) -> dict[str, tuple[float
 
 def _many_components(gates: Sequence[Gate]) -> bool:
     sizes = {len(gate.values) for gate in gates}
-    return len(sizes) > 1 or max(sizes) > LINES
+    return len(sizes) > 1 or max(sizes) > LINES or "," in gates[0].labels[0]
 
 
 def _ragged_image(axes: Axes, rows: Mapping[int, Sequence[float]], height: int, **options: Any) -> Any:
@@ -229,8 +230,8 @@ def _write_values(axes: Axes, values_RR: NDArray[np.float64], bright_below: floa
 
 def _panels(number: int, size: tuple[float, float], share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """``number`` panels in rows of COLUMNS, each of about ``size`` inches."""
-    columns = min(number, COLUMNS)
-    rows = math.ceil(number / columns)
+    rows = math.ceil(number / COLUMNS)
+    columns = math.ceil(number / rows)
     figure = _figure((size[0] * columns + 1.4, size[1] * rows))
     grid = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
     for axes in grid[number:]:

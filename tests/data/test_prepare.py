@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from darlit.__main__ import main
 from darlit.data import pipeline
 from darlit.data.chunks import DOCUMENT_DTYPE, SplitWriter
 from darlit.data.encode import SplitRule
@@ -415,6 +416,20 @@ def test_default_corpus() -> None:
     assert manifest.split("val")["tokens"] > 100_000
     assert prepare_default() == folder
     assert time.perf_counter() - began < 600  # a hang, not a speed
+
+
+def test_default_corpus_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verb without sources makes what fit would make; other options need a folder of their own."""
+    monkeypatch.setenv("DARLIT_CACHE", str(tmp_path))
+    assert main(["prepare"]) == 0
+    assert str(prepare_default()) in capsys.readouterr().out
+    assert main(["prepare"]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    for options in (["--val-fraction", "0.2"], ["--tokenizer", "gpt2"], ["--vocab-size", "300"]):
+        assert main(["prepare", *options]) == 2
+        assert "--out FOLDER is required" in capsys.readouterr().err
 
 
 def test_import_prepares_nothing(tmp_path: Path) -> None:

@@ -112,15 +112,19 @@ def prepare(
             raise DataError(f"{out}: another darlit prepare is writing it; wait for it to end") from error
 
 
+def default_options(tokenizer: str) -> Options:
+    """How the default corpus is prepared; its 12 MB carry a small vocabulary only."""
+    return Options(tokenizer=tokenizer, vocab_size=4096)
+
+
 def prepare_default(tokenizer: str = "bytes", *, show_progress: bool = False) -> Path:
     """The default corpus's folder in the cache, prepared unless it is there. ``tokenizer``: bytes or bpe."""
     folder = default_folder(tokenizer)
     if not _is_prepared(folder):
-        options = Options(tokenizer=tokenizer, vocab_size=4096)
         prepare(
             standard_library_sources(),
             folder,
-            options,
+            default_options(tokenizer),
             existing="keep",
             licence=LICENCE,
             show_progress=show_progress,
@@ -291,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.tokenizer,
         help="bytes, bpe (trained on the texts), a tokenizer.json, or a hub id (default: %(default)s)",
     )
-    parser.add_argument("--vocab-size", type=int, default=defaults.vocab_size, help="of bpe (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=int, help=f"of bpe (default: {defaults.vocab_size})")
     parser.add_argument(
         "--sample-megabytes",
         type=float,
@@ -334,7 +338,11 @@ def main(argv: list[str]) -> int:
     workers, licence, overwrite = (arguments.pop(name) for name in ("workers", "licence", "overwrite"))
     if sources and out is None:
         raise DataError("--out FOLDER is required with sources")
+    if arguments["vocab_size"] is None:
+        arguments["vocab_size"] = (Options() if sources else default_options("bpe")).vocab_size
     options = Options(**arguments)
+    if out is None and (options.tokenizer not in ("bytes", "bpe") or options != default_options(options.tokenizer)):
+        raise DataError("--out FOLDER is required with options other than --tokenizer bytes or bpe")
     found: Sequence[str] | Sequence[Source] = sources
     if not sources:
         found, licence = standard_library_sources(), licence or LICENCE

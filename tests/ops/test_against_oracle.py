@@ -53,7 +53,9 @@ def test_widths(width):
 def test_one_source_is_itself():
     x = torch.randn(2, 3, 33)
     logits = torch.randn(6, 2, 1)
-    out, lse, spread = fused.depth_read([x, x], [logits], [0], [], torch.tensor([0.3, 0.7]), [0, 1], True, IMPLEMENTATION)
+    out, lse, spread = fused.depth_read(
+        [x, x], [logits], [0], [], torch.tensor([0.3, 0.7]), [0, 1], True, IMPLEMENTATION
+    )
     torch.testing.assert_close(out, x)
     torch.testing.assert_close(lse, logits[..., 0])
     torch.testing.assert_close(spread, torch.zeros_like(x))

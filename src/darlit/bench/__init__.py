@@ -25,9 +25,11 @@ def main(arguments: list[str]) -> int:
     import torch
 
     from darlit.bench.arms import Shape
+    from darlit.bench.measure import keep_freed_memory
     from darlit.bench.report import table
     from darlit.bench.suites import SUITES as RUN
 
+    keep_freed_memory()
     if options.clock == "process":
         options.threads = 1
     if options.threads:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from darlit import pathways
 
@@ -55,7 +55,7 @@ def build(arm: str, shape: Shape, implementation: str = "auto") -> pathways.Path
 class PathWork:
     """Forward and backward of a pathway alone: given outputs are written, every read gets the same given gradient."""
 
-    def __init__(self, pathway: nn.Module, shape: Shape) -> None:
+    def __init__(self, pathway: Any, shape: Shape) -> None:
         self.pathway, self.shape = pathway, shape
         self.embedding = shape.new(requires_grad=True)
         self.outputs = [shape.new(requires_grad=True) for _ in range(shape.branches)]

@@ -57,7 +57,7 @@ def growth(shape: Shape, rounds: int) -> Rows:
         works: dict[str, Any] = {}
         for layers in (8, 16, 32, 64):
             deep = replace(small, layers=layers)
-            options = {} if arm == "dar_full" else {"block_size": layers // 4}
+            options: dict[str, Any] = {} if arm == "dar_full" else {"block_size": layers // 4}
             pathway = pathways.build(arm.split("_")[0], num_branches=deep.branches, width=deep.width, **options).to(
                 shape.device
             )
@@ -124,20 +124,22 @@ class PartWork(PathWork):
     ) -> None:
         super().__init__(torch.nn.Module(), shape)
         device = torch.device(shape.device)
-        self.streams, self.gated = streams, gated
-        self.pathway.queries = torch.nn.Parameter(torch.zeros(len(keys), shape.branches, shape.width, device=device))
-        self.pathway.beta = torch.nn.Parameter(torch.ones(streams, device=device), requires_grad=gated)
-        self.pathway.rho = torch.nn.Parameter(torch.full((1,), 0.95, device=device), requires_grad=gated)
-        self.routes = {"key_streams": keys, "value_streams": values}
+        self.streams, self.gated, self.keys, self.values = streams, gated, keys, values
+        self.queries = torch.nn.Parameter(torch.zeros(len(keys), shape.branches, shape.width, device=device))
+        self.beta = torch.nn.Parameter(torch.ones(streams, device=device), requires_grad=gated)
+        self.rho = torch.nn.Parameter(torch.full((1,), 0.95, device=device), requires_grad=gated)
+        for name in ("queries", "beta", "rho"):
+            self.pathway.register_parameter(name, getattr(self, name))
         self.implementation = choose("auto", device.type, getattr(torch, shape.dtype))
 
     def forward(self) -> list[Tensor]:
         history = DepthHistory(
-            queries_JRD=self.pathway.queries,
+            queries_JRD=self.queries,
+            key_streams=self.keys,
+            value_streams=self.values,
             first_choice=1,
             norm_eps=1e-6,
             implementation=self.implementation,
-            **self.routes,
         )
         history = history.append(history.source((self.embedding,) * self.streams, first_read=0))
         shares = [1.0 / self.streams] * self.streams
@@ -146,11 +148,9 @@ class PartWork(PathWork):
         for branch, output in enumerate(self.outputs):
             reads.append(history.read(branch, shares, partial))
             carried = None if partial is None else partial.streams
-            rho = self.pathway.rho if self.gated and carried else None
+            rho = self.rho if self.gated and carried else None
             last = branch + 1 if branch % 2 == 0 else None
-            written = history.write(
-                carried, output, rho=rho, beta=self.pathway.beta, first_read=branch + 1, last_read=last
-            )
+            written = history.write(carried, output, rho=rho, beta=self.beta, first_read=branch + 1, last_read=last)
             if last is None:
                 history, partial = history.append(written), None
             else:

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """The four kernels for a GPU, behind the interface that `fused` expects of a backend; see `cpu` for the arguments.
 
 A program owns TOKENS whole rows, so every sum over the width stays in registers and each stream is read once. Sources
@@ -131,7 +132,7 @@ def depth_read_backward_kernel(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The answer ``[N, 3 J]``: log-sum-exp, shares and ``<gradient, h_j>``, with ``h_0 = x - sum_j share_j spread_j``."""
+    """The answer ``[N, 3 J]``: log-sum-exp, shares, ``<gradient, h_j>``; ``h_0 = x - sum_j share_j spread_j``."""
     dtype: tl.constexpr = kind.dtype.element_ty
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
@@ -254,7 +255,7 @@ def stream_write_backward_kernel(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of carried streams and output, of the gates ``[N, M + 1]``, and of the products <w, x> ``[N, J, R]``."""
+    """Gradients of carried streams, output, gates ``[N, M + 1]`` and of the products <w, x> ``[N, J, R]``."""
     dtype: tl.constexpr = kind.dtype.element_ty
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
@@ -419,7 +420,8 @@ def stream_write(
     """See `darlit.ops.cpu.stream_write`."""
     like = carried[0] if output is None else output
     streams = scale_NM.shape[1]
-    tensors = [*(carried or [None] * streams), output, *(written or [None] * streams)]
+    missing: list[Tensor | None] = [None] * streams
+    tensors = [*(carried or missing), output, *(written or missing)]
     _launch(
         stream_write_kernel,
         like,

@@ -274,3 +274,17 @@ def test_a_resumed_run_keeps_its_budget_and_schedule(
     last = run_folder(experiment) / "checkpoints" / "last.ckpt"
     with pytest.warns(UserWarning, match="planned for 20 steps .* now 40"):
         assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256)) == 0
+
+
+def test_last_is_the_last_state_also_when_it_is_not_the_best(tmp_path: Path, data_folder: Path) -> None:
+    rising = {"learning_rate": 3.0, "warmup_fraction": 1.0}  # until it destroys what was learned
+    experiment = write_cell(tmp_path, data_folder, model__init_args__optimizer=rising)
+    assert fit(experiment) == 0
+    losses = summary(run_folder(experiment))["curve"]["val"]["loss"]
+    assert losses[-1] > min(losses)
+    steps = {
+        name: torch.load(run_folder(experiment) / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"]
+        for name in ("best", "last")
+    }
+    assert steps["last"] == STEPS
+    assert steps["best"] < STEPS

@@ -121,14 +121,14 @@ class DarlitCLI(LightningCLI):
 
     def _callbacks(self, folder: Path) -> list[Any]:
         cell = Cell(self._option("cell"), int(self._option("seed_everything")))
-        checkpoints = ModelCheckpoint(
-            dirpath=folder / "checkpoints",
-            filename="best",
-            monitor="val/loss",
-            save_last=True,
-            enable_version_counter=False,
-            save_on_train_epoch_end=False,
-        )
+        where: dict[str, Any] = {
+            "dirpath": folder / "checkpoints",
+            "enable_version_counter": False,
+            "save_on_train_epoch_end": False,
+        }
+        # Two of them: with save_last, one alone would keep the last state only as often as it finds a better one.
+        best = ModelCheckpoint(filename="best", monitor="val/loss", **where)
+        last = ModelCheckpoint(filename="last", monitor=None, **where)
         # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
         return [
             Throughput(),
@@ -137,7 +137,8 @@ class DarlitCLI(LightningCLI):
             self._get(self.config_init, "non_finite"),
             BudgetProgress(),
             RunRecord(cell, self._get(self.config_init, "budget")),
-            checkpoints,
+            best,
+            last,
             Preemption(),
         ]
 

@@ -54,7 +54,7 @@ def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], 
         )
     comparisons = _compare_all(finished, asked)
 
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     for comparison in comparisons:
         show(comparison, console)
     if unfinished:

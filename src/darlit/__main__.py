@@ -15,6 +15,7 @@ VERBS = {
     "test": ("darlit.cli", "the same, logged as test"),
     "predict": ("darlit.cli", "loss of every token of the validation split"),
     "prepare": ("darlit.data.prepare", "turn text into token chunks with a manifest"),
+    "data": ("darlit.data.inspect", "look at a prepared folder, or verify every byte of it"),
     "results": ("darlit.grid.results", "one table from the run folders"),
     "pathways": ("darlit.pathways.table", "every residual pathway: state kept, cost, parameters, source"),
     "grid": ("darlit.grid.commands", "check, plan, submit, run and follow a grid of cells"),

@@ -41,8 +41,10 @@ def test_a_bad_gradient_stops_with_its_name_and_good_weights(
     experiment = write_cell(tmp_path, data_folder)
     with pytest.raises(
         DarlitError, match=r"step 7: gradient of transformer.layers.1.attention.out.weight is not finite"
-    ):
+    ) as caught:
         fit(experiment)
+    assert "documents of the batch: " in str(caught.value)
+    assert ".txt #" in str(caught.value)
     saved = torch.load(run_folder(experiment) / "checkpoints" / "before_non_finite.ckpt", weights_only=True)
     assert saved["global_step"] == 7
     assert all(torch.isfinite(value).all() for value in saved["state_dict"].values())

@@ -5,7 +5,6 @@ Shapes: B batch, T token, S token so far, D width, H head, E = D / H.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,18 +25,20 @@ class Attention(nn.Module):
         self.key_norm = nn.RMSNorm(config.head_width, eps=config.norm_eps)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x_BTD: Tensor, rope: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Attend to the tokens of ``x_BTD`` and, with a cache, to all tokens before them, which it then holds too."""
+    def forward(
+        self, x_BTD: Tensor, rope: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Attend to the tokens of ``x_BTD`` and, with a cache, to all tokens before them, which it then holds too.
+
+        ``visible``, bool ``[..., T, S]``, says which tokens each one sees; None: itself and those before it.
+        """
         heads = self.qkv(self.norm(x_BTD)).unflatten(-1, (3, self.num_heads, -1))
         query_BHTE, key_BHTE, value_BHTE = heads.permute(2, 0, 3, 1, 4)
         query_BHTE = rotate(self.query_norm(query_BHTE), rope).to(value_BHTE.dtype)
         key_BHTE = rotate(self.key_norm(key_BHTE), rope).to(value_BHTE.dtype)
-        seen_TS = None
         if cache is not None:
             key_BHTE, value_BHTE = cache.extend(key_BHTE, value_BHTE)
-            new, total = query_BHTE.shape[2], key_BHTE.shape[2]
-            seen_TS = torch.ones(new, total, dtype=torch.bool, device=x_BTD.device).tril(total - new)
         mixed_BHTE = F.scaled_dot_product_attention(
-            query_BHTE, key_BHTE, value_BHTE, attn_mask=seen_TS, is_causal=cache is None
+            query_BHTE, key_BHTE, value_BHTE, attn_mask=visible, is_causal=visible is None
         )
         return self.out(mixed_BHTE.transpose(1, 2).flatten(-2))

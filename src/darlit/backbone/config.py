@@ -23,6 +23,8 @@ class BackboneConfig:
             read that is the mean of S sources feels an eps S^2 times larger (docs/pathways.md).
         rope_base: base of the rotary angles.
         init_std: standard deviation of the normal initialisation; branch outputs get init_std / sqrt(2 L).
+        document_separator: the token id that ends a document, to keep attention within documents; null lets it
+            cross them.
         loss_chunk_tokens: tokens whose logits exist at one time in the training loss.
         checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
     """
@@ -37,6 +39,7 @@ class BackboneConfig:
     norm_eps: float = 1e-10
     rope_base: float = 10_000.0
     init_std: float = 0.02
+    document_separator: int | None = None
     loss_chunk_tokens: int = 4096
     checkpoint_layers: bool = False
 

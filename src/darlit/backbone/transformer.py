@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from darlit.backbone.attention import Attention
 from darlit.backbone.cache import KeyValueCache, LayerCache
 from darlit.backbone.config import BackboneConfig
+from darlit.backbone.document_mask import document_mask
 from darlit.backbone.feed_forward import build_feed_forward
 from darlit.backbone.loss import head_cross_entropy
 from darlit.backbone.rope import rotary_table
@@ -31,11 +32,13 @@ class Layer(nn.Module):
         self.attention = Attention(config)
         self.feed_forward = build_feed_forward(config)
 
-    def forward(self, state: PathwayState, rope: Tensor, cache: LayerCache | None = None) -> PathwayState:
+    def forward(
+        self, state: PathwayState, rope: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
+    ) -> PathwayState:
         """Return the state after this layer. The given state is left as it was: this region may run twice."""
         state = state.fork()
         first, second = 2 * self.index, 2 * self.index + 1
-        state.write(first, self.attention(state.read(first), rope, cache))
+        state.write(first, self.attention(state.read(first), rope, visible, cache))
         state.write(second, self.feed_forward(state.read(second)))
         return state
 
@@ -95,7 +98,7 @@ class Transformer(nn.Module):
         Args:
             tokens_BT: token ids; with a cache those that follow the tokens it holds.
             probe: sees the pass from inside.
-            cache: decoding without gradients; it holds these tokens too afterwards.
+            cache: decoding one document without gradients; it holds these tokens too afterwards.
 
         Raises:
             ValueError: more tokens than ``sequence_length``.
@@ -108,15 +111,24 @@ class Transformer(nn.Module):
                 "shorten it or build the model for longer ones"
             )
         rope = self.rope[:, start:length]
+        visible = self._visible(tokens_BT, start)
         recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
         state = self.pathway.start(self.embedding(tokens_BT), probe)
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
             if recompute:
-                state = checkpoint(layer, state, rope, layer_cache, use_reentrant=False)
+                state = checkpoint(layer, state, rope, visible, layer_cache, use_reentrant=False)
             else:
-                state = layer(state, rope, layer_cache)
+                state = layer(state, rope, visible, layer_cache)
         return self.final_norm(state.finish())
+
+    def _visible(self, tokens_BT: Tensor, start: int) -> Tensor | None:
+        """What attention may see where that is not simply everything before; see `Attention`."""
+        if start > 0:
+            new = tokens_BT.shape[1]
+            return torch.ones(new, start + new, dtype=torch.bool, device=tokens_BT.device).tril(start)
+        separator = self.config.document_separator
+        return None if separator is None else document_mask(tokens_BT, separator)
 
     def forward(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, T, V]``; arguments as in `hidden`."""

@@ -27,6 +27,8 @@ class NonFiniteGuard(pl.Callback):
         limit: how many steps may be skipped in a run.
     """
 
+    documents_named = 8
+
     def __init__(self, on_non_finite: Literal["stop", "skip"] = "stop", limit: int = 10) -> None:
         check_option("on_non_finite", on_non_finite, on_non_finite in ("stop", "skip"), ("stop", "skip"))
         self.on_non_finite = on_non_finite
@@ -43,7 +45,10 @@ class NonFiniteGuard(pl.Callback):
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
         if bool(torch.isfinite(nn.utils.get_total_norm(gradients))):
             return
-        message = f"step {trainer.global_step}: {self._first_non_finite(trainer, pl_module)} is not finite"
+        message = (
+            f"step {trainer.global_step}: {self._first_non_finite(trainer, pl_module)} is not finite"
+            f"{self._documents(trainer)}"
+        )
         if self.on_non_finite == "skip" and self.skipped < self.limit:
             self.skipped += 1
             pl_module.print(f"{message}; skipped ({self.skipped} of at most {self.limit})")
@@ -68,6 +73,16 @@ class NonFiniteGuard(pl.Callback):
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 return f"gradient of {name}"
         return "norm of the gradients"
+
+    def _documents(self, trainer: Any) -> str:
+        """The documents of the step's sequences on this rank, for a message."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if not hasattr(data, "documents_of_batch"):
+            return ""
+        batches = [data.documents_of_batch(back) for back in range(trainer.accumulate_grad_batches)]
+        places = list(dict.fromkeys(str(place) for batch in batches for sequence in batch for place in sequence))
+        more = f" and {len(places) - self.documents_named} more" if len(places) > self.documents_named else ""
+        return f"; documents of the batch: {', '.join(places[: self.documents_named])}{more}"
 
     def _first_activation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         found: list[str] = []

@@ -71,6 +71,12 @@ class LanguageModule(pl.LightningModule):
                 f"the data's token ids go up to {data.vocab_size - 1}, the model has backbone.vocab_size="
                 f"{self.backbone.vocab_size}; set backbone.vocab_size to at least {data.vocab_size}"
             )
+        separator = self.backbone.document_separator
+        if separator is not None and separator != data.separator:
+            raise DarlitError(
+                f"backbone.document_separator={separator} does not end a document in this data; its separator is "
+                f"{data.separator}: set that, or null"
+            )
         for metric in (self.val_metric, self.test_metric):
             metric.bytes_per_token = data.bytes_per_token
 

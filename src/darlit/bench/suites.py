@@ -161,9 +161,11 @@ class PartWork(PathWork):
 class TrainingStep:
     """One step of the shared backbone on made-up tokens, sequences of at most 1,024."""
 
-    def __init__(self, arm: str, shape: Shape, config: BackboneConfig | None = None) -> None:
+    def __init__(
+        self, arm: str, shape: Shape, config: BackboneConfig | None = None, implementation: str = "auto"
+    ) -> None:
         torch.manual_seed(0)
-        length = min(1024, shape.tokens)
+        length = config.sequence_length if config else min(1024, shape.tokens)
         self.config = config or BackboneConfig(
             vocab_size=257,
             num_layers=shape.layers,
@@ -172,7 +174,7 @@ class TrainingStep:
             ffn_width=shape.width * 8 // 3 // 64 * 64,
             sequence_length=length,
         )
-        self.model = Transformer(self.config, build(arm, shape)).to(shape.device)
+        self.model = Transformer(self.config, build(arm, shape, implementation)).to(shape.device)
         self.autocast = shape.dtype != "float32"
         self.dtype = getattr(torch, shape.dtype)
         self.tokens = torch.randint(self.config.vocab_size, (shape.tokens // length, length), device=shape.device)

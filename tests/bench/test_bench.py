@@ -1,0 +1,91 @@
+"""The bench runs, counts its floors right, and its baseline check can fail. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from darlit import bench
+from darlit.bench.arms import Shape, moved_tensors
+from darlit.bench.measure import PeakMemory, ratio
+from darlit.errors import DarlitError
+
+SMALL = ["--tokens", "8", "--width", "64", "--layers", "4", "--rounds", "1", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_suites_write_what_they_print(tmp_path, capsys):
+    file = tmp_path / "numbers.json"
+    assert bench.main(["path", "step", "memory", "parts", *SMALL, "--json", str(file)]) == 0
+    suites = json.loads(file.read_text())["suites"]
+    assert list(suites) == ["path", "step", "memory", "parts"]
+    printed = capsys.readouterr().out
+    for rows in suites.values():
+        assert all(row["name"] in printed for row in rows)
+    by_name = {row["name"]: row for row in suites["path"]}
+    assert by_name["residual"]["ratio"] == 1
+    assert "over_floor" in by_name["dar_full"]
+    assert bench.main(["path", *SMALL, "--baseline", str(file)]) in (0, 1)
+
+
+def test_bad_input_is_one_line(tmp_path):
+    for arguments in (["fast"], ["path", "--tokens", "0"], ["path", "--baseline", str(tmp_path / "none.json")]):
+        with pytest.raises(DarlitError) as error:
+            bench.main(arguments)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_suite_without_a_gpu():
+    with pytest.raises(DarlitError, match="needs a GPU"):
+        bench.main(["gpu"])
+
+
+def results(suite, value, noise=0.01):
+    return {"shape": vars(Shape()), "suites": {suite: [{"name": "dar_full", "ratio": value, "noise": noise}]}}
+
+
+def test_worse_than_the_baseline_fails():
+    assert not bench.compare(results("path", 10.0), results("path", 10.3))
+    assert bench.compare(results("path", 10.0), results("path", 11.0))
+    assert not bench.compare(results("path", 10.0), results("path", 11.0, noise=0.2))
+    assert not bench.compare(results("step", 0.8), results("step", 0.95))
+    assert bench.compare(results("step", 0.95), results("step", 0.8))
+    with pytest.raises(DarlitError, match="has no"):
+        bench.compare(results("path", 1.0), results("step", 1.0))
+
+
+def test_floor_by_hand():
+    """DAR-Full, one layer: 2 branches, 3 reads. See docs/performance.md for the rules."""
+    start = 1 + 1 + 2 + 1  # the embedding for its logits; its gradient from itself, two answers
+    read_1 = (1 + 2 + 2) + 3  # embedding, P^0, P^1 -> x, spread; gradient, x, spread
+    read_2 = (1 + 2 + 2) + 3  # embedding, H^0, H^1 -> x, spread; gradient, x, spread
+    write_0 = (1 + 2) + (1 + 2 + 2 + 1 + 1)  # y -> P; one answer, P, dP, y -> dy
+    write_1 = (1 + 2 + 2) + (1 + 2 + 2 + 1 + 1 + 2)  # y, P -> H; one answer, H, P, y -> dy, dP
+    assert moved_tensors("dar_full", 1) == start + read_1 + read_2 + write_0 + write_1
+
+
+def test_ratio_and_its_noise():
+    assert ratio([2.0, 4.0], [1.0, 2.0]) == (2.0, 0.0)
+    middle, noise = ratio([1.0, 2.0, 3.0, 4.0], [1.0] * 4)
+    assert middle == 2.5
+    assert noise > 0
+
+
+def test_peak_counts_each_storage_while_it_lives():
+    with PeakMemory([]) as peak:
+        a = torch.ones(1000)
+        b = a + 1  # 8,000 bytes alive
+        del a
+        c = b.view(10, 100) * 2
+        del b, c
+    assert peak.peak == 8000
+    assert peak.live == 0

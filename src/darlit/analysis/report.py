@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +37,18 @@ def write(
     content = json.dumps(_defined({"analysis": question.name, "models": entries}), indent=1, allow_nan=False)
     written = [out / f"{question.name}.json"]
     write_text(written[0], content + "\n")
-    drawings = question.pictures(answers)
-    for stem, draw in drawings.items():
-        written += pictures.save(draw, out / stem)
-    _log_images(
-        out, {stem: pictures.as_image(draw) for stem, draw in drawings.items()}, max(m.step for m in models.values())
-    )
-    return written
+    images = [pictures.save(draw, out / stem) for stem, draw in question.pictures(answers).items()]
+    _log_images(out, [png for png, _ in images], step=max(saved.step for saved in models.values()))
+    return [*written, *(path for pair in images for path in pair)]
 
 
-def _log_images(folder: Path, images: Mapping[str, Any], step: int) -> None:
+def _log_images(folder: Path, images: Sequence[Path], step: int) -> None:
+    from matplotlib.image import imread
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder)) as writer:
-        for name, pixels in images.items():
-            writer.add_image(f"analysis/{name}", pixels, global_step=step, dataformats="HWC")
+        for path in images:
+            writer.add_image(f"analysis/{path.stem}", imread(path)[:, :, :3], global_step=step, dataformats="HWC")
 
 
 def _defined(value: Any) -> Any:

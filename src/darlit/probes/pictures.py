@@ -36,14 +36,14 @@ ABSENT = "0.9"
 """Grey of a place that holds no number."""
 
 
-def save(draw: Callable[[], Figure], stem: Path) -> list[Path]:
+def save(draw: Callable[[], Figure], stem: Path) -> tuple[Path, Path]:
     """Draw and write ``<stem>.png`` and ``<stem>.svg``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     with _style():
         figure = draw()
         figure.savefig(f"{stem}.svg", metadata={"Date": None})
         figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
-    return [Path(f"{stem}.png"), Path(f"{stem}.svg")]
+    return Path(f"{stem}.png"), Path(f"{stem}.svg")
 
 
 def as_image(draw: Callable[[], Figure], dpi: int = 90) -> NDArray[np.uint8]:

@@ -36,7 +36,6 @@ Corruption = Literal["sequence", "mean", "zero"]
 """The state of the same token of another sequence of the batch; the batch's mean state; zero."""
 CORRUPTIONS: tuple[Corruption, ...] = get_args(Corruption)
 Span = Literal["at", "up_to"]
-SPANS: tuple[Span, ...] = get_args(Span)
 
 SMALLEST_KL = 1e-7
 """Nats. A corruption that changes less than this is rounding noise, and a gain relative to it would be too."""

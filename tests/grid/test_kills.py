@@ -10,13 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cells import INTERRUPTED, fit, write_cell
+from darlit.callbacks.run_record import RunRecord
 from grid.runs_on_disk import assert_checkpoints_load, assert_events_are_monotone, comparable
 
 STEPS = 240
@@ -79,7 +78,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, data_folder: Path) -> None:
         after_kill(_killed_while_writing(_fit(experiment, killed), name, how, count))
     dice = random.Random(0)
     for _ in range(RANDOM_KILLS):
-        after_kill(_killed_after(_fit(experiment, killed), folder, seconds=dice.uniform(0.0, 0.8)))
+        after_kill(_killed_after(_fit(experiment, killed), folder, seconds=dice.uniform(0.0, 0.2)))
     assert 0 < step < STEPS, "the random kills were to hit the middle of the run"
     for name, how, count in AT_THE_END:
         after_kill(_killed_while_writing(_fit(experiment, killed), name, how, count))
@@ -116,44 +115,32 @@ def _killed_after(arguments: list[str], folder: Path, seconds: float) -> int:
 
 
 @pytest.mark.slow
-def test_sigusr1_at_twenty_times_saves_at_a_step_and_changes_no_bit(tmp_path: Path, data_folder: Path) -> None:
+def test_sigusr1_at_twenty_times_saves_at_a_step_and_changes_no_bit(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budget = {"tokens": 400 * 256, "batch_tokens": 256, "validation_interval": 50}
     experiment = write_cell(tmp_path, data_folder, "dar_full", budget=budget)
     assert fit(experiment, "--runs_dir", str(tmp_path / "undisturbed")) == 0
     folder = tmp_path / "runs" / experiment.stem / "seed_0"
     dice, step, saves = random.Random(0), 0, 0
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training has begun nobody takes it
-    try:
-        while not (folder / "summary.json").exists():
-            with _signalled(dice.uniform(0.0, 2.0) if saves < 20 else None):
-                status = fit(experiment, "--ckpt_path", "last")
-            if status == INTERRUPTED:
-                saved = assert_checkpoints_load(folder)
-                assert saved > step
-                step, saves = saved, saves + 1
-            else:
-                assert status == 0
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert saves == 20
+    begun = threading.Event()
+    monkeypatch.setattr(RunRecord, "on_train_batch_start", lambda *arguments: begun.set())
+    while saves < 20:
+        begun.clear()
+        sender = threading.Thread(target=_signal_after, args=(begun, dice.uniform(0.0, 0.15)), daemon=True)
+        sender.start()
+        assert fit(experiment, "--ckpt_path", "last") == INTERRUPTED
+        sender.join()
+        saved = assert_checkpoints_load(folder)
+        assert saved > step
+        step, saves = saved, saves + 1
+    assert fit(experiment, "--ckpt_path", "last") == 0
     assert comparable(folder) == comparable(tmp_path / "undisturbed" / experiment.stem / "seed_0")
     assert_events_are_monotone(folder)
 
 
-@contextmanager
-def _signalled(delay: float | None) -> Iterator[None]:
-    """Send SIGUSR1 to this process after ``delay`` seconds, again and again until the block ends."""
-    ended = threading.Event()
-
-    def send() -> None:
-        ended.wait(delay)
-        while not ended.wait(0.1):
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    sender = threading.Thread(target=send if delay is not None else ended.wait, daemon=True)
-    sender.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        sender.join()
+def _signal_after(begun: threading.Event, seconds: float) -> None:
+    """Send SIGUSR1 to this process some time after training has begun."""
+    begun.wait()
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGUSR1)

@@ -37,31 +37,37 @@ def test_toy_regression_learns_with_both_pathways():
     assert max(errors.values()) < 0.5 * variance
 
 
-class TestLlama:
-    @pytest.fixture(scope="class")
-    def example(self):
-        return load("llama")
+@pytest.fixture(scope="module")
+def llama_example():
+    return load("llama")
 
-    def test_the_standard_residual_gives_the_models_own_logits(self, example):
-        llama, tokens = example.small_llama(), torch.arange(40).remainder(7).view(2, 20)
-        with torch.no_grad():
-            torch.testing.assert_close(example.PathwayLlama(llama, "residual")(tokens), llama(tokens).logits)
 
-    @pytest.mark.parametrize("name", ["hyper_connections", "mhc", "denseformer", "attnres", "dar"])
-    def test_the_others_start_as_the_standard_residual_up_to_eps(self, example, name):
-        llama, tokens = example.small_llama().double(), torch.arange(40).remainder(7).view(2, 20)
-        for module in llama.modules():
-            if hasattr(module, "variance_epsilon"):
-                module.variance_epsilon = 1e-20  # Llama's own 1e-6 is far from nothing for a mean over sources
-        with torch.no_grad():
-            own, ours = llama(tokens).logits, example.PathwayLlama(llama, name).double()(tokens)
-        torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+def test_llama_with_the_standard_residual_gives_its_own_logits(llama_example):
+    llama, tokens = llama_example.small_llama(), torch.arange(40).remainder(7).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(llama_example.PathwayLlama(llama, "residual")(tokens), llama(tokens).logits)
 
-    def test_gradients_reach_every_weight_and_the_pathway(self, example):
-        model, tokens = example.PathwayLlama(example.small_llama(), "dar"), torch.arange(40).remainder(7).view(2, 20)
-        model(tokens).logsumexp(-1).mean().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
 
-    def test_main(self, example, capsys):
-        example.main()
-        assert len(capsys.readouterr().out.splitlines()) == len(names())
+@pytest.mark.parametrize("name", ["hyper_connections", "mhc", "denseformer", "attnres", "dar"])
+def test_llama_with_the_others_starts_as_the_standard_residual_up_to_eps(llama_example, name):
+    llama, tokens = llama_example.small_llama().double(), torch.arange(40).remainder(7).view(2, 20)
+    for module in llama.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-20  # Llama's own 1e-6 is far from nothing for a mean over sources
+    with torch.no_grad():
+        own, ours = llama(tokens).logits, llama_example.PathwayLlama(llama, name).double()(tokens)
+    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+
+
+def test_llama_gradients_reach_every_weight_and_the_pathway(llama_example):
+    model, tokens = (
+        llama_example.PathwayLlama(llama_example.small_llama(), "dar"),
+        torch.arange(40).remainder(7).view(2, 20),
+    )
+    model(tokens).logsumexp(-1).mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_llama_main(llama_example, capsys):
+    llama_example.main()
+    assert len(capsys.readouterr().out.splitlines()) == len(names())

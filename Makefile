@@ -5,6 +5,8 @@ VENV := .venv
 DARLIT := $(VENV)/bin/darlit
 RUNS ?= runs
 DEMO_OPTIONS ?=
+# Two processes of one thread each: tests are many small computations.
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test test-slow lint clean
 
@@ -20,10 +22,10 @@ demo: $(VENV)/.installed
 	@echo "Curves: $(VENV)/bin/tensorboard --logdir $(RUNS)"
 
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -91,7 +91,7 @@ def _paths(shape: Shape, rounds: int) -> list[dict[str, Any]]:
 
 def _steps(name: str, rounds: int) -> list[dict[str, Any]]:
     """One arm's model at a time would not be interleaved, all at once do not fit: four layers of each are enough."""
-    layers = {**LAYERS[name], "num_layers": 4}
+    layers: dict[str, Any] = {**LAYERS[name], "num_layers": 4}
     shape = Shape(tokens=16_384, width=2048, layers=4, dtype="bfloat16", device="cuda")
     config = BackboneConfig(vocab_size=32_768, sequence_length=2048, **layers)
     works: dict[str, Callable[[], object]] = {

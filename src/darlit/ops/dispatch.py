@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Literal, get_args
 
@@ -30,8 +31,7 @@ def choose(implementation: str, device_type: str, dtype: torch.dtype) -> str:
     if implementation == "triton":
         if importlib.util.find_spec("triton") is None:
             raise DarlitError("implementation='triton' needs the triton package: pip install triton, or choose auto")
-        from darlit.ops import triton_kernels
-
+        triton_kernels = importlib.import_module("darlit.ops.triton_kernels")
         if not triton_kernels.supports(device_type, dtype):
             raise DarlitError(f"implementation='triton' cannot serve {dtype} on {device_type}: choose auto")
         return "triton"

@@ -21,6 +21,7 @@ Shapes: B batch, T token, N = B T, D width, S sources of a read, M streams, J ta
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -325,13 +326,8 @@ depth_read.register_autograd(_read_backward, setup_context=_save_read)
 
 
 def _backend(implementation: str) -> ModuleType:
-    if implementation == "triton":
-        from darlit.ops import triton_kernels
-
-        return triton_kernels
-    from darlit.ops import cpu
-
-    return cpu
+    name = {"cpu": "darlit.ops.cpu", "triton": "darlit.ops.triton_kernels"}[implementation]
+    return importlib.import_module(name)
 
 
 def _count(carried: Sequence[Tensor], beta: Tensor | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -59,6 +60,17 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
         trainer(tmp_path, 4).fit(
             ResidualLM(backbone=BACKBONE), batches(), ckpt_path=tmp_path / "some.ckpt", weights_only=True
         )
+
+
+def test_what_changes_speed_only_does_not_refuse_a_checkpoint(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.fit(DualAttentionResidualLM(DualAttentionOptions(), BACKBONE), batches())
+    run.save_checkpoint(tmp_path / "some.ckpt")
+    checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
+    slower = replace(BACKBONE, implementation="reference", checkpoint_layers=True)
+    other = DualAttentionResidualLM(DualAttentionOptions(), slower)
+    assert other.transformer.pathway.implementation == "reference"
+    other.check_checkpoint(checkpoint)
 
 
 def test_prediction_gives_the_loss_of_every_token() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from darlit.errors import DarlitError
+
+RUNTIME_FIELDS = ("implementation", "checkpoint_layers", "loss_chunk_tokens")
+"""What changes speed and memory only: a checkpoint loads whatever these are."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class BackboneConfig:
         document_separator: the token id that ends a document, to keep attention within documents; null lets it
             cross them.
         loss_chunk_tokens: tokens whose logits exist at one time in the training loss.
+        implementation: what computes depth reads and stream writes; auto takes the fastest that is proven here.
         checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
     """
 
@@ -41,6 +46,7 @@ class BackboneConfig:
     init_std: float = 0.02
     document_separator: int | None = None
     loss_chunk_tokens: int = 4096
+    implementation: Literal["auto", "reference", "cpu", "triton"] = "auto"
     checkpoint_layers: bool = False
 
     def __post_init__(self) -> None:

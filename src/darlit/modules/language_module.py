@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
+from darlit.backbone.config import RUNTIME_FIELDS
 from darlit.errors import DarlitError
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
@@ -52,6 +53,7 @@ class LanguageModule(pl.LightningModule):
             num_branches=self.backbone.num_branches,
             width=self.backbone.width,
             norm_eps=self.backbone.norm_eps,
+            implementation=self._implementation(),
             **asdict(self.pathway_options),
         )
         self.transformer = Transformer(self.backbone, pathway_module)
@@ -163,11 +165,16 @@ class LanguageModule(pl.LightningModule):
         }
         for part, values in mine.items():
             for name, value in values.items():
-                if found[part].get(name) != value:
+                if name not in RUNTIME_FIELDS and found[part].get(name) != value:
                     raise DarlitError(
                         f"{where} holds another architecture: {part}.{name} is {found[part].get(name)!r} there and "
                         f"{value!r} here; use the config.yaml beside the checkpoint"
                     )
+
+    def _implementation(self) -> str:
+        """The backbone's choice, where the pathway has it: without fused operators there is the reference alone."""
+        offered = pathways.families()[self.pathway_name].implementations
+        return self.backbone.implementation if self.backbone.implementation in offered else "reference"
 
     def _evaluate(self, tokens: Tensor, metric: TokenLoss) -> None:
         metric.update(self.transformer.loss(tokens[:, :-1], tokens[:, 1:]), tokens[:, 1:].numel())

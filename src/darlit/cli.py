@@ -327,5 +327,10 @@ def _quieten() -> None:
         lambda record: "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
     )
     sys.argv = sys.argv[:1]
-    for message in (".*args parameter is intended.*", ".*does not have many workers.*", ".*LeafSpec.*deprecated.*"):
+    for message in (
+        ".*args parameter is intended.*",
+        ".*`srun` command is available.*",
+        ".*does not have many workers.*",
+        ".*LeafSpec.*deprecated.*",
+    ):
         warnings.filterwarnings("ignore", message=message)

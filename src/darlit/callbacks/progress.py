@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -84,7 +85,8 @@ class BudgetProgress(ProgressBar):
     def _status(self, trainer: Any) -> str:
         speed = next((c.recent_tokens_per_second for c in trainer.callbacks if isinstance(c, Throughput)), 0.0)
         loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
-        return f"loss {loss:.3f}  val {self._val_loss:.3f}  {speed:,.0f} tokens/s"
+        val = "" if math.isnan(self._val_loss) else f"  val {self._val_loss:.3f}"
+        return f"loss {loss:.3f}{val}  {speed:,.0f} tokens/s"
 
     def _stop(self) -> None:
         if self._progress is not None:

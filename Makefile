@@ -1,5 +1,6 @@
 # make demo   a DAR cell and a residual cell on real text, then their table
 # make test   every fast test;  make test-slow  the slow ones too;  make lint  ruff and mypy
+# make bench  the pathways' cost against the committed baseline
 PYTHON ?= python3
 VENV := .venv
 DARLIT := $(VENV)/bin/darlit
@@ -8,7 +9,7 @@ DEMO_OPTIONS ?=
 # Two processes of one thread each: tests are many small computations.
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +32,9 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed
+	$(DARLIT) bench path --rounds 9 --clock process --baseline results/bench/cpu.json
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -31,6 +31,12 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def size_and_arm(cell: str) -> tuple[str, str]:
+    """Split a cell's name ``<size>_<arm>``; a name without a size is its own arm."""
+    size, _, arm = cell.partition("_")
+    return size, arm or cell
+
+
 def load_experiment(path: str | Path) -> dict[str, Any]:
     """Read an experiment file with its whole ``base:`` chain as one plain dictionary.
 

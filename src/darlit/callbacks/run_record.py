@@ -17,6 +17,7 @@ from darlit.backbone.flops import training_flops_per_token
 from darlit.callbacks.hardware import git_revision, hardware, peak_memory_bytes, versions
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.throughput import Throughput
+from darlit.experiment import size_and_arm
 from darlit.modules import Budget, LanguageModule
 
 SCHEMA_VERSION = 1
@@ -31,11 +32,11 @@ class Cell:
 
     @property
     def size(self) -> str:
-        return self.name.partition("_")[0]
+        return size_and_arm(self.name)[0]
 
     @property
     def arm(self) -> str:
-        return self.name.partition("_")[2] or self.name
+        return size_and_arm(self.name)[1]
 
 
 class RunRecord(pl.Callback):

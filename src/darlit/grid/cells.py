@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from darlit.experiment import ExperimentError, load_experiment, merge
+from darlit.experiment import ExperimentError, load_experiment, merge, size_and_arm
 
 # Names become folders, job names and array comments: nothing in them can mean anything to a shell.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -35,11 +35,11 @@ class Cell:
 
     @property
     def size(self) -> str:
-        return self.name.partition("_")[0]
+        return size_and_arm(self.name)[0]
 
     @property
     def arm(self) -> str:
-        return self.name.partition("_")[2] or self.name
+        return size_and_arm(self.name)[1]
 
 
 @dataclass(frozen=True)

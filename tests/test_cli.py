@@ -149,6 +149,21 @@ def test_an_earlier_run_is_never_lost(tmp_path: Path, data_folder: Path, capsys:
     assert (run_folder(experiment) / "summary.json").stat().st_mtime_ns > made
 
 
+def test_a_run_killed_before_its_first_checkpoint_logs_nothing_twice(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = write_cell(tmp_path, data_folder)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 7)
+        assert fit(experiment) == INTERRUPTED
+    shutil.rmtree(run_folder(experiment) / "checkpoints")
+    assert fit(experiment, "--ckpt_path", "last") == 0
+    events = EventAccumulator(str(run_folder(experiment)))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert len(events.Scalars("val/loss")) == 4
+
+
 def test_last_in_an_empty_folder_starts_from_the_beginning(tmp_path: Path, data_folder: Path) -> None:
     experiment = write_cell(tmp_path, data_folder)
     assert fit(experiment, "--ckpt_path", "last") == 0

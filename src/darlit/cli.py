@@ -196,9 +196,10 @@ class DarlitCLI(LightningCLI):
         budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
         path = self._checkpoint()
         rank_zero_info(self._headline(folder))
-        if path is not None and isinstance(self.trainer.logger, TensorBoardLogger):
-            # What a killed attempt logged after its last checkpoint is trained, and logged, again.
-            self.trainer.logger = _tensorboard(folder, purge_step=read_checkpoint(path)["global_step"])
+        if isinstance(self.trainer.logger, TensorBoardLogger) and any(folder.glob("events.out.tfevents.*")):
+            # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
+            step = 0 if path is None else read_checkpoint(path)["global_step"]
+            self.trainer.logger = _tensorboard(folder, purge_step=step)
         self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
     def validate(self, **kwargs: Any) -> None:

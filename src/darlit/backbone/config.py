@@ -7,7 +7,7 @@ from typing import Literal
 
 from darlit.errors import DarlitError
 
-RUNTIME_FIELDS = ("implementation", "checkpoint_layers", "loss_chunk_tokens")
+RUNTIME_FIELDS = ("implementation", "experts", "checkpoint_layers", "loss_chunk_tokens")
 """What changes speed and memory only: a checkpoint loads whatever these are."""
 
 
@@ -20,7 +20,12 @@ class BackboneConfig:
         num_layers: L; each layer is an attention branch and a feed-forward branch.
         width: D, channels of the residual stream.
         num_heads: attention heads; width must be a multiple.
-        ffn_width: hidden channels of SwiGLU.
+        ffn_width: hidden channels of SwiGLU, or of one expert.
+        num_experts: E, experts of a sparse feed-forward branch; 0: dense.
+        experts_per_token: k, the experts that a token is sent to, all of them always (dropless).
+        normalize_expert_weights: divide a token's k routing weights by their sum; OLMoE does not.
+        load_balancing_weight: coefficient of the load-balancing loss, in training only.
+        router_z_weight: coefficient of the router's z-loss, in training only.
         sequence_length: longest sequence in tokens; the data's length is linked to it.
         tie_embeddings: the head uses the embedding's weight.
         norm_eps: eps of every RMSNorm, the pathways' key norms included, the same for all arms. Small, because a
@@ -30,6 +35,7 @@ class BackboneConfig:
         document_separator: the token id that ends a document, to keep attention within documents; null lets it
             cross them.
         loss_chunk_tokens: tokens whose logits exist at one time in the training loss.
+        experts: what computes the experts: torch (sort and grouped products), megablocks (its dMoE), or reference (a loop).
         implementation: what computes depth reads and stream writes; auto takes the fastest that is proven here.
         checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
     """
@@ -39,6 +45,11 @@ class BackboneConfig:
     width: int = 128
     num_heads: int = 4
     ffn_width: int = 384
+    num_experts: int = 0
+    experts_per_token: int = 8
+    normalize_expert_weights: bool = False
+    load_balancing_weight: float = 0.01
+    router_z_weight: float = 0.001
     sequence_length: int = 128
     tie_embeddings: bool = True
     norm_eps: float = 1e-10
@@ -46,6 +57,7 @@ class BackboneConfig:
     init_std: float = 0.02
     document_separator: int | None = None
     loss_chunk_tokens: int = 4096
+    experts: Literal["torch", "megablocks", "reference"] = "torch"
     implementation: Literal["auto", "reference", "cpu", "triton"] = "auto"
     checkpoint_layers: bool = False
 
@@ -54,6 +66,14 @@ class BackboneConfig:
         for name in (*positive, "loss_chunk_tokens", "norm_eps", "rope_base", "init_std"):
             if not getattr(self, name) > 0:
                 raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
+        for name in ("num_experts", "load_balancing_weight", "router_z_weight"):
+            if not getattr(self, name) >= 0:
+                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be at least 0")
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise DarlitError(
+                f"backbone.experts_per_token={self.experts_per_token} is not allowed; it must be between 1 and "
+                f"backbone.num_experts={self.num_experts}"
+            )
         if self.width % self.num_heads:
             raise DarlitError(
                 f"backbone.width={self.width} is not divisible by backbone.num_heads={self.num_heads}; "

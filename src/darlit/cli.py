@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
+from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
@@ -133,6 +134,7 @@ class DarlitCLI(LightningCLI):
         return [
             Throughput(),
             PathwayHealth(),
+            ExpertLoad(),
             self._get(self.config_init, "pictures"),
             self._get(self.config_init, "non_finite"),
             BudgetProgress(),

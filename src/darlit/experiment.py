@@ -32,8 +32,10 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def size_and_arm(cell: str) -> tuple[str, str]:
-    """Split a cell's name ``<size>_<arm>``; a name without a size is its own arm."""
+    """Split a cell's name ``<size>_<arm>`` or ``<size>_moe_<arm>``; a name without a size is its own arm."""
     size, _, arm = cell.partition("_")
+    if arm.startswith("moe_"):
+        size, arm = f"{size}_moe", arm.removeprefix("moe_")
     return size, arm or cell
 
 

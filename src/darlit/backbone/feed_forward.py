@@ -1,4 +1,4 @@
-"""The feed-forward slot: whatever `build_feed_forward` returns maps ``[B, T, D] -> [B, T, D]``, pre-norm inside."""
+"""The feed-forward slot: what `build_feed_forward` returns maps ``[B, T, D]`` to ``[B, T, D]`` and a routing, or None."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darlit.backbone.config import BackboneConfig
+from darlit.backbone.experts import Experts, Routing
 
 
 class SwiGLU(nn.Module):
@@ -17,11 +18,11 @@ class SwiGLU(nn.Module):
         self.gate_up = nn.Linear(config.width, 2 * config.ffn_width, bias=False)
         self.out = nn.Linear(config.ffn_width, config.width, bias=False)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         gate, up = self.gate_up(self.norm(x_BTD)).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up)
+        return self.out(F.silu(gate) * up), None
 
 
 def build_feed_forward(config: BackboneConfig) -> nn.Module:
-    """The feed-forward branch that ``config`` asks for."""
-    return SwiGLU(config)
+    """The feed-forward branch that ``config`` asks for; its norm is inside."""
+    return Experts(config) if config.num_experts else SwiGLU(config)

@@ -1,11 +1,32 @@
-"""Cross entropy of a linear head without ever keeping the logits of all tokens."""
+"""What a model is trained on: cross entropy, of a linear head that never keeps the logits of all tokens, and routing."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from darlit.backbone.config import BackboneConfig
+from darlit.backbone.experts import Routing
+
+
+class Losses(NamedTuple):
+    """Losses of one batch, scalars without coefficients."""
+
+    cross_entropy: Tensor
+    """Mean over tokens, in nats: what arms are compared by."""
+    routing: Routing | None
+    """Mean over layers of experts; None: there are none."""
+
+    def total(self, config: BackboneConfig) -> Tensor:
+        """What the optimiser sees."""
+        if self.routing is None:
+            return self.cross_entropy
+        balancing, z = self.routing.load_balancing, self.routing.z
+        return self.cross_entropy + config.load_balancing_weight * balancing + config.router_z_weight * z
 
 
 def head_cross_entropy(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, chunk_tokens: int) -> Tensor:

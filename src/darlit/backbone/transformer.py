@@ -16,8 +16,9 @@ from darlit.backbone.attention import Attention
 from darlit.backbone.cache import KeyValueCache, LayerCache
 from darlit.backbone.config import BackboneConfig
 from darlit.backbone.document_mask import document_mask
+from darlit.backbone.experts import Experts, Routing, mean_routing
 from darlit.backbone.feed_forward import build_feed_forward
-from darlit.backbone.loss import head_cross_entropy
+from darlit.backbone.loss import Losses, head_cross_entropy
 from darlit.backbone.rope import rotary_table
 from darlit.errors import DarlitError
 from darlit.pathways import Pathway, PathwayState, Probe
@@ -34,13 +35,14 @@ class Layer(nn.Module):
 
     def forward(
         self, state: PathwayState, rope: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
-    ) -> PathwayState:
-        """Return the state after this layer. The given state is left as it was: this region may run twice."""
+    ) -> tuple[PathwayState, Routing | None]:
+        """The state after this layer, and its routing. The given state is left as it was: this region may run twice."""
         state = state.fork()
         first, second = 2 * self.index, 2 * self.index + 1
         state.write(first, self.attention(state.read(first), rope, visible, cache))
-        state.write(second, self.feed_forward(state.read(second)))
-        return state
+        output_BTD, routing = self.feed_forward(state.read(second))
+        state.write(second, output_BTD)
+        return state, routing
 
 
 class Transformer(nn.Module):
@@ -83,6 +85,9 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=output_std if name.endswith(".out") else config.init_std)
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
+            elif isinstance(module, Experts):
+                for weight, std in ((module.gate, config.init_std), (module.up, config.init_std), (module.out, output_std)):
+                    nn.init.normal_(weight, std=std)
         table = rotary_table(config.sequence_length, config.head_width, config.rope_base, self.rope.device)
         self.rope.copy_(table)
         self.pathway.reset_parameters()
@@ -103,6 +108,11 @@ class Transformer(nn.Module):
         Raises:
             ValueError: more tokens than ``sequence_length``.
         """
+        return self._hidden_and_routings(tokens_BT, probe, cache)[0]
+
+    def _hidden_and_routings(
+        self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None
+    ) -> tuple[Tensor, list[Routing]]:
         start = 0 if cache is None else cache.length
         length = start + tokens_BT.shape[1]
         if length > self.config.sequence_length:
@@ -114,13 +124,16 @@ class Transformer(nn.Module):
         visible = self._visible(tokens_BT, start)
         recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
         state = self.pathway.start(self.embedding(tokens_BT), probe)
+        routings = []
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
             if recompute:
-                state = checkpoint(layer, state, rope, visible, layer_cache, use_reentrant=False)
+                state, routing = checkpoint(layer, state, rope, visible, layer_cache, use_reentrant=False)
             else:
-                state = layer(state, rope, visible, layer_cache)
-        return self.final_norm(state.finish())
+                state, routing = layer(state, rope, visible, layer_cache)
+            if routing is not None:
+                routings.append(routing)
+        return self.final_norm(state.finish()), routings
 
     def _visible(self, tokens_BT: Tensor, start: int) -> Tensor | None:
         """What attention may see where that is not simply everything before; see `Attention`."""
@@ -136,5 +149,10 @@ class Transformer(nn.Module):
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, probe: Probe | None = None) -> Tensor:
         """Mean next-token cross entropy in nats, a scalar."""
-        hidden_BTD = self.hidden(tokens_BT, probe)
-        return head_cross_entropy(hidden_BTD, self.head_weight, targets_BT, self.config.loss_chunk_tokens)
+        return self.losses(tokens_BT, targets_BT, probe).cross_entropy
+
+    def losses(self, tokens_BT: Tensor, targets_BT: Tensor, probe: Probe | None = None) -> Losses:
+        """Mean next-token cross entropy, and what routers are trained on besides."""
+        hidden_BTD, routings = self._hidden_and_routings(tokens_BT, probe)
+        cross_entropy = head_cross_entropy(hidden_BTD, self.head_weight, targets_BT, self.config.loss_chunk_tokens)
+        return Losses(cross_entropy, mean_routing(routings) if routings else None)

@@ -90,6 +90,7 @@ class NonFiniteGuard(pl.Callback):
 
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+                output = output[0] if isinstance(output, tuple) else output  # a feed-forward branch adds its routing
                 if not found and isinstance(output, Tensor) and not torch.isfinite(output).all():
                     found.append(name)
 

@@ -69,7 +69,7 @@ class RunRecord(pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._losses.append(outputs["loss"].detach())
+        self._losses.append(outputs["cross_entropy"])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:

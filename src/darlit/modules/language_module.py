@@ -82,10 +82,16 @@ class LanguageModule(pl.LightningModule):
         for metric in (self.val_metric, self.test_metric):
             metric.bytes_per_token = data.bytes_per_token
 
-    def training_step(self, tokens: Tensor, batch_idx: int) -> Tensor:
-        loss = self.transformer.loss(tokens[:, :-1], tokens[:, 1:])
-        self.log("train/loss", loss, prog_bar=True)
-        return loss
+    def training_step(self, tokens: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        """``loss`` is what the optimiser sees; ``cross_entropy`` and, with experts, ``tokens_per_expert`` ``[L, E]``."""
+        losses = self.transformer.losses(tokens[:, :-1], tokens[:, 1:])
+        self.log("train/loss", losses.cross_entropy, prog_bar=True)
+        outputs = {"loss": losses.total(self.backbone), "cross_entropy": losses.cross_entropy.detach()}
+        if losses.routing is not None:
+            self.log("train/load_balancing_loss", losses.routing.load_balancing)
+            self.log("train/router_z_loss", losses.routing.z)
+            outputs["tokens_per_expert"] = losses.routing.tokens_per_expert_E
+        return outputs
 
     def validation_step(self, tokens: Tensor, batch_idx: int) -> None:
         self._evaluate(tokens, self.val_metric)

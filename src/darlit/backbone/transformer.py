@@ -18,6 +18,7 @@ from darlit.backbone.config import BackboneConfig
 from darlit.backbone.document_mask import document_mask
 from darlit.backbone.experts import Experts, Routing, mean_routing
 from darlit.backbone.feed_forward import build_feed_forward
+from darlit.backbone.initialise import whole
 from darlit.backbone.loss import Losses, head_cross_entropy
 from darlit.backbone.rope import rotary_table
 from darlit.errors import DarlitError
@@ -77,20 +78,25 @@ class Transformer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all initial values: normal(0, init_std), branch outputs by 1/sqrt(2 L) smaller, gains one."""
         config = self.config
-        output_std = config.init_std / math.sqrt(config.num_branches)
         for name, module in self.named_modules():
-            if name.startswith("pathway"):
-                continue
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=output_std if name.endswith(".out") else config.init_std)
-            elif isinstance(module, nn.RMSNorm):
-                nn.init.ones_(module.weight)
-            elif isinstance(module, Experts):
-                for weight, std in ((module.gate, config.init_std), (module.up, config.init_std), (module.out, output_std)):
-                    nn.init.normal_(weight, std=std)
+            if not name.startswith("pathway"):
+                with whole(module):
+                    self._draw(name, module)
         table = rotary_table(config.sequence_length, config.head_width, config.rope_base, self.rope.device)
         self.rope.copy_(table)
-        self.pathway.reset_parameters()
+        with whole(*self.pathway.modules()):
+            self.pathway.reset_parameters()
+
+    def _draw(self, name: str, module: nn.Module) -> None:
+        std = self.config.init_std
+        output_std = std / math.sqrt(self.config.num_branches)
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=output_std if name.endswith(".out") else std)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Experts):
+            for weight, weight_std in ((module.gate, std), (module.up, std), (module.out, output_std)):
+                nn.init.normal_(weight, std=weight_std)
 
     @property
     def head_weight(self) -> Tensor:
@@ -145,7 +151,8 @@ class Transformer(nn.Module):
 
     def forward(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, T, V]``; arguments as in `hidden`."""
-        return F.linear(self.hidden(tokens_BT, probe, cache), self.head_weight)
+        hidden_BTD, _ = self._hidden_and_routings(tokens_BT, probe, cache)
+        return F.linear(hidden_BTD, self.head_weight)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, probe: Probe | None = None) -> Tensor:
         """Mean next-token cross entropy in nats, a scalar."""

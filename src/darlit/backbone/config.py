@@ -35,7 +35,7 @@ class BackboneConfig:
         document_separator: the token id that ends a document, to keep attention within documents; null lets it
             cross them.
         loss_chunk_tokens: tokens whose logits exist at one time in the training loss.
-        experts: what computes the experts: torch (sort and grouped products), megablocks (its dMoE), or reference (a loop).
+        experts: what computes them: torch (sort and grouped products), megablocks (its dMoE), or reference (a loop).
         implementation: what computes depth reads and stream writes; auto takes the fastest that is proven here.
         checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
     """

@@ -1,4 +1,4 @@
-"""The feed-forward slot: what `build_feed_forward` returns maps ``[B, T, D]`` to ``[B, T, D]`` and a routing, or None."""
+"""The feed-forward slot: ``[B, T, D]`` to ``[B, T, D]`` and, of a sparse branch, its routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is trained on: cross entropy, of a linear head that never keeps the logits of all tokens, and routing."""
+"""What a model is trained on: cross entropy, whose logits never all exist at once, and the losses of routers."""
 
 from __future__ import annotations
 

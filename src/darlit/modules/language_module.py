@@ -83,7 +83,7 @@ class LanguageModule(pl.LightningModule):
             metric.bytes_per_token = data.bytes_per_token
 
     def training_step(self, tokens: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        """``loss`` is what the optimiser sees; ``cross_entropy`` and, with experts, ``tokens_per_expert`` ``[L, E]``."""
+        """``loss``, which the optimiser sees, ``cross_entropy`` and, with experts, ``tokens_per_expert`` ``[L, E]``."""
         losses = self.transformer.losses(tokens[:, :-1], tokens[:, 1:])
         self.log("train/loss", losses.cross_entropy, prog_bar=True)
         outputs = {"loss": losses.total(self.backbone), "cross_entropy": losses.cross_entropy.detach()}

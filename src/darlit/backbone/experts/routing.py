@@ -41,7 +41,7 @@ def route(logits_NE: Tensor, experts_per_token: int, normalize: bool) -> tuple[T
 
 def routing_losses(logits_NE: Tensor, scores_NE: Tensor, experts_Nk: Tensor) -> Routing:
     """The losses of one router on one batch of tokens."""
-    tokens, experts = scores_NE.shape
+    experts = scores_NE.shape[-1]
     counts_E = torch.bincount(experts_Nk.flatten(), minlength=experts)
     shares_E = counts_E.to(scores_NE.dtype) / experts_Nk.numel()
     load_balancing = experts * torch.dot(shares_E, scores_NE.mean(0))

@@ -1,17 +1,22 @@
-"""Checkpoints that appear whole or not at all.
+"""Checkpoints that appear whole or not at all, as one file or, from a sharded run, as a folder.
 
 Lightning writes into the system's temporary folder and moves the file into place, which is a copy wherever that
-folder is on another disk than the run, as on most clusters: a kill in between leaves half a ``last.ckpt``.
+folder is on another disk than the run, as on most clusters: a kill in between leaves half a ``last.ckpt``. A folder
+it writes under its final name. Both are written here beside their name and renamed. A folder cannot be replaced in
+one move: between two renames the earlier checkpoint has the name ``.last.ckpt.old``, where `find` sees it.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
+
+from darlit import sharded_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -24,8 +29,45 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.part")
+        remove(partial)
         with partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
+        put_in_place(partial, path)
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Load a file, or a folder's weights and plain values."""
+        if sharded_checkpoint.is_sharded(Path(path)):
+            return sharded_checkpoint.read(Path(path))
+        return super().load_checkpoint(path, *arguments, **options)
+
+
+def find(path: Path) -> Path | None:
+    """The whole checkpoint of this name, a file or a folder; None: there is none."""
+    earlier = _earlier(path)
+    return path if path.exists() else earlier if earlier.exists() else None
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Rename a complete file or folder to ``path``, replacing what is there; whenever this ends, `find` finds one."""
+    if partial.is_file() and not path.is_dir():
         partial.replace(path)
+    else:
+        if path.exists():
+            remove(_earlier(path))
+            path.rename(_earlier(path))
+        partial.rename(path)
+    remove(_earlier(path))
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")

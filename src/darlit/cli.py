@@ -10,6 +10,7 @@ import logging
 import shutil
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import Cell, RunRecord
 from darlit.callbacks.throughput import Throughput
-from darlit.checkpoint_io import AtomicCheckpointIO
+from darlit.checkpoint_io import AtomicCheckpointIO, find
 from darlit.data.datamodule import TokenDataModule
 from darlit.errors import DarlitError
 from darlit.experiment import load_experiments
 from darlit.modules import Budget, LanguageModule
 from darlit.modules.loading import read_checkpoint
+from darlit.modules.sharding import ShardedStrategy
 
 LINKED = {
     "trainer.max_steps": "budget.tokens // budget.batch_tokens; set budget.tokens",
@@ -102,8 +104,11 @@ class DarlitCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_classes(self) -> None:
+        # A model that will be sharded is made without values: no process has room for all of them.
+        place = torch.device("meta") if _is_sharded(self._option("trainer").strategy) else nullcontext()
         try:
-            super().instantiate_classes()
+            with place:
+                super().instantiate_classes()
         except ValueError as error:
             raise _root_cause(error) from error
 
@@ -118,7 +123,8 @@ class DarlitCLI(LightningCLI):
         given = self._get(self.config_init, "trainer").get("callbacks") or []
         kwargs["callbacks"] = [*self._callbacks(folder), *given]
         kwargs["plugins"] = [*_plugins(), *(self._get(self.config_init, "trainer").get("plugins") or [])]
-        return super().instantiate_trainer(**kwargs)
+        with torch.device("cpu"):
+            return super().instantiate_trainer(**kwargs)
 
     def _callbacks(self, folder: Path) -> list[Any]:
         cell = Cell(self._option("cell"), int(self._option("seed_everything")))
@@ -154,14 +160,15 @@ class DarlitCLI(LightningCLI):
         """The checkpoint that ckpt_path asks for, ``last`` and ``best`` being those of the run folder."""
         asked = self._option("ckpt_path")
         folder = Path(self._option("trainer").default_root_dir) / "checkpoints"
-        path = folder / f"{asked}.ckpt" if asked in ("last", "best") else asked and Path(asked)
-        if not path:
+        named = folder / f"{asked}.ckpt" if asked in ("last", "best") else asked and Path(asked)
+        if not named:
             return None
-        if not path.is_file():
+        path = find(named)
+        if path is None:
             if asked == "last" and self.subcommand == "fit":
                 rank_zero_info(f"{folder} holds no last.ckpt yet: starting from the beginning")
                 return None
-            raise DarlitError(f"ckpt_path={asked}: {path} does not exist; give a checkpoint file, last or best")
+            raise DarlitError(f"ckpt_path={asked}: {named} does not exist; give a checkpoint, last or best")
         checkpoint = read_checkpoint(path)
         self.model.check_checkpoint(checkpoint, where=str(path))
         if self.subcommand == "fit" and asked == "last":
@@ -192,7 +199,7 @@ class DarlitCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         folder = Path(self._option("trainer").default_root_dir)
-        if self.trainer.is_global_zero and not self._claim(folder):
+        if not self._claim(folder):
             return
         budget = self._get(self.config_init, "budget")
         budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
@@ -226,12 +233,14 @@ class DarlitCLI(LightningCLI):
         return run(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
     def _claim(self, folder: Path) -> bool:
-        """Make sure that no earlier run is lost; False when there is nothing left to do."""
+        """Make sure that no earlier run is lost; False when there is nothing left to do. All ranks come to the same."""
         earlier = (folder / "checkpoints").exists() or (folder / "summary.json").exists()
         if earlier and self._option("overwrite"):
-            shutil.rmtree(folder)
+            if self.trainer.is_global_zero:
+                shutil.rmtree(folder)
         elif (folder / "summary.json").exists() and self._option("ckpt_path") == "last":
-            print(f"{folder} is done already; see its summary.json")
+            if self.trainer.is_global_zero:
+                print(f"{folder} is done already; see its summary.json")
             return False
         elif earlier and not self._option("ckpt_path"):
             raise DarlitError(
@@ -258,6 +267,12 @@ def _plugins() -> list[Any]:
     """Checkpoints in one piece; under Slurm its ranks, without Lightning's own handler, which saves amid a step."""
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     return [AtomicCheckpointIO(), *slurm]
+
+
+def _is_sharded(strategy: Any) -> bool:
+    """Whether this value of ``trainer.strategy``, parsed but not made, is the sharded one."""
+    name = str(getattr(strategy, "class_path", None) or strategy)
+    return name.rpartition(".")[2] == ShardedStrategy.__name__
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -309,6 +324,7 @@ def main(arguments: list[str]) -> int:
     modules.variants()
     _quieten()
     merged = ["--config", yaml.safe_dump(config)] if files else []
+    sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other processes of this machine with
     DarlitCLI(
         verb,
         parser_class=ExactParser,
@@ -329,11 +345,11 @@ def _quieten() -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
     )
-    sys.argv = sys.argv[:1]
     for message in (
         ".*args parameter is intended.*",
         ".*`srun` command is available.*",
         ".*does not have many workers.*",
         ".*LeafSpec.*deprecated.*",
+        ".*recommended to use .*sync_dist=True.*",  # what is logged on every rank has been reduced, or is rank 0's
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 @contextmanager
 def whole(*modules: nn.Module) -> Iterator[None]:
-    """Within, the sharded parameters that ``modules`` own are whole tensors on the CPU; then each rank keeps its shards.
+    """Within, sharded parameters that ``modules`` own are whole tensors on the CPU; then each rank keeps its shards.
 
     What draws values need not know of shards, and draws those that one process would: every rank draws all of them,
     one module at a time. Parameters that are not sharded stay as they are.

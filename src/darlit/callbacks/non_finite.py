@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from darlit.errors import DarlitError
+from darlit.modules.gradients import all_finite, total_norm
 from darlit.pathways.contract import check_option
 
 
@@ -42,8 +43,7 @@ class NonFiniteGuard(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-        if bool(torch.isfinite(nn.utils.get_total_norm(gradients))):
+        if bool(torch.isfinite(total_norm(p.grad for p in pl_module.parameters() if p.grad is not None))):
             return
         message = (
             f"step {trainer.global_step}: {self._first_non_finite(trainer, pl_module)} is not finite"
@@ -62,15 +62,18 @@ class NonFiniteGuard(pl.Callback):
         )
 
     def _first_non_finite(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        """Name of the first parameter, activation or gradient that is not finite, in the order of computation."""
+        """Name of the first parameter, activation or gradient that is not finite, in the order of computation.
+
+        Of a batch in several parts it is the first rank's that has one; all ranks give the same answer.
+        """
         for name, parameter in pl_module.named_parameters():
-            if not torch.isfinite(parameter).all():
+            if not all_finite(parameter.detach()):
                 return f"parameter {name}"
-        activation = self._first_activation(trainer, pl_module)
-        if activation is not None:
-            return f"output of {activation}"
+        for activation in _of_all_ranks(self._first_activation(trainer, pl_module)):
+            if activation is not None:
+                return f"output of {activation}"
         for name, parameter in pl_module.named_parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            if parameter.grad is not None and not all_finite(parameter.grad):
                 return f"gradient of {name}"
         return "norm of the gradients"
 
@@ -113,3 +116,11 @@ class NonFiniteGuard(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = state_dict["skipped"]
+
+
+def _of_all_ranks(value: Any) -> list[Any]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values

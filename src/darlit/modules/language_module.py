@@ -14,8 +14,10 @@ from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.backbone.config import RUNTIME_FIELDS
 from darlit.errors import DarlitError
+from darlit.modules.gradients import clip, total_norm
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
+from darlit.modules.sharding import is_sharded, shard
 from darlit.pathways import PathwayOptions
 
 ConfigT = TypeVar("ConfigT")
@@ -48,23 +50,37 @@ class LanguageModule(pl.LightningModule):
                 "optimizer": asdict(self.optimizer),
             }
         )
-        pathway_module = pathways.build(
-            self.pathway_name,
-            num_branches=self.backbone.num_branches,
-            width=self.backbone.width,
-            norm_eps=self.backbone.norm_eps,
-            implementation=self._implementation(),
-            **asdict(self.pathway_options),
-        )
+        with torch.random.fork_rng(devices=[]):  # what it draws here moves no weight of the backbone
+            pathway_module = pathways.build(
+                self.pathway_name,
+                num_branches=self.backbone.num_branches,
+                width=self.backbone.width,
+                norm_eps=self.backbone.norm_eps,
+                implementation=self._implementation(),
+                **asdict(self.pathway_options),
+            )
         self.transformer = Transformer(self.backbone, pathway_module)
-        self.val_metric = TokenLoss()
-        self.test_metric = TokenLoss()
+        with torch.device("cpu"):  # also where the model is made on the meta device, without values
+            self.val_metric = TokenLoss()
+            self.test_metric = TokenLoss()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits ``[B, T, V]``."""
         return self.transformer(tokens_BT)
 
+    def configure_model(self) -> None:
+        """Shard the model where the strategy has a mesh of devices; once, however many stages follow."""
+        mesh = self.device_mesh
+        if mesh is not None and not is_sharded(self.transformer):
+            device = self.trainer.strategy.root_device
+            shard(self.transformer, mesh["data_parallel"], device, str(self.trainer.precision))
+
     def setup(self, stage: str) -> None:
+        if str(self.trainer.precision) == "16-mixed":
+            raise DarlitError(
+                "trainer.precision=16-mixed is not allowed, it scales gradients before they are clipped; "
+                "set bf16-mixed or 32-true"
+            )
         data = getattr(self.trainer, "datamodule", None)
         if data is None:
             return
@@ -130,9 +146,14 @@ class LanguageModule(pl.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        self.log("train/grad_norm", nn.utils.get_total_norm(gradients))
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        norm = total_norm(parameter.grad for parameter in self.parameters() if parameter.grad is not None)
+        self.log("train/grad_norm", norm)
+        # Not Lightning's own clipping: it refuses a fused optimizer in mixed precision, which without a gradient
+        # scaler clips as any other.
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        elif gradient_clip_val:
+            clip(self.parameters(), gradient_clip_val, norm)
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
 
+from darlit import sharded_checkpoint
+from darlit.checkpoint_io import find
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from darlit.data.tokenizers import Tokenizer
 
 
+_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """A rebuilt model, and what its file and its run folder say about it."""
@@ -30,7 +36,7 @@ class SavedModel:
     module: LanguageModule
     """On the CPU, in evaluation mode."""
     path: Path
-    """The file that the weights come from."""
+    """The file or folder that the weights come from."""
     step: int
     """Optimiser steps it was trained for."""
     tokenizer_description: dict[str, Any]
@@ -118,7 +124,9 @@ class SavedModel:
 
 
 def load(path: str | Path) -> SavedModel:
-    """Rebuild the model of a checkpoint file, a run folder (its ``last.ckpt``) or a file that darlit export wrote.
+    """Rebuild the model of a checkpoint, a run folder (its ``last.ckpt``) or a file that darlit export wrote.
+
+    A checkpoint is a file or, from a sharded run, a folder, which this one process puts together.
 
     Raises:
         DarlitError: no such file, a damaged one, one that would run code, or one of an unknown architecture.
@@ -131,7 +139,7 @@ def load(path: str | Path) -> SavedModel:
         return SavedModel(
             module, path, saved["step"], saved["tokenizer"] or {}, saved["tokenizer_definition"], saved["cell"]
         )
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, with_weights=True)
     weights = {
         name.removeprefix("transformer."): tensor
         for name, tensor in checkpoint["state_dict"].items()
@@ -142,16 +150,23 @@ def load(path: str | Path) -> SavedModel:
     return SavedModel(module, path, checkpoint["global_step"], described, run=_run_config(path))
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
     """Load a checkpoint's plain tensors and values on the CPU.
 
+    Args:
+        path: a file, or the folder of a sharded run.
+        with_weights: put the weights of a folder together too; a file has them anyway.
+
     Raises:
-        DarlitError: a file that is damaged, is no darlit checkpoint, or would run code when loaded.
+        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        if path.is_dir():
+            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except _DAMAGED as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
     if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
         raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
@@ -159,13 +174,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _checkpoint_file(path: Path) -> Path:
-    allowed = f"give a run folder, a checkpoint file, or a {EXPORT_SUFFIX} file that darlit export wrote"
-    if path.is_dir():
-        last = path / "checkpoints" / "last.ckpt"
-        if not last.is_file():
+    allowed = f"give a run folder, a checkpoint, or a {EXPORT_SUFFIX} file that darlit export wrote"
+    if path.is_dir() and not sharded_checkpoint.is_sharded(path):
+        last = find(path / "checkpoints" / "last.ckpt")
+        if last is None:
             raise DarlitError(f"{path} is not a run folder (it has no checkpoints/last.ckpt); {allowed}")
         return last
-    if not path.is_file():
+    if not path.exists():
         raise DarlitError(f"{path} does not exist; {allowed}")
     return path
 

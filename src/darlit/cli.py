@@ -90,6 +90,7 @@ class DarlitCLI(LightningCLI):
         parser.add_argument("--budget", type=Budget, default=Budget(), help="What the run may spend.")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
         parser.add_class_arguments(PathwayPictures, "pictures")
+        parser.add_class_arguments(Throughput, "throughput")
         parser.link_arguments(
             ("budget.tokens", "budget.batch_tokens"),
             "trainer.max_steps",
@@ -138,7 +139,7 @@ class DarlitCLI(LightningCLI):
         last = ModelCheckpoint(filename="last", monitor=None, **where)
         # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
         return [
-            Throughput(),
+            self._get(self.config_init, "throughput"),
             PathwayHealth(),
             ExpertLoad(),
             self._get(self.config_init, "pictures"),

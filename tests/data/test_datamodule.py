@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 
 from darlit.data.datamodule import TokenDataModule
 from darlit.data.errors import DataError
-from darlit.data.manifest import Manifest
-from darlit.data.prepare import Options, prepare
+from darlit.data.manifest import Manifest, open_manifest
+from darlit.data.prepare import Options, prepare, prepare_default
 
 
 class Recorder(pl.LightningModule):
@@ -262,3 +263,42 @@ def test_bpe_bytes_per_token(tmp_path: Path) -> None:
     assert data.vocab_size <= 300
     texts = data.load_tokenizer().decode(next(iter(data.test_dataloader()))[0].tolist())
     assert b"words" in texts or b"again" in texts or b"same" in texts
+
+
+def _texts(folder: Path, split: str) -> set[bytes]:
+    manifest = open_manifest(folder)
+    chunks = [
+        np.fromfile(folder / split / chunk["file"], dtype=manifest.content["dtype"])[-chunk["tokens"] :]
+        for chunk in manifest.split(split)["chunks"]
+    ]
+    tokens = np.concatenate(chunks)
+    ends = np.flatnonzero(tokens == manifest.separator)
+    return {bytes(document[document != manifest.separator].tolist()) for document in np.split(tokens, ends)[:-1]}
+
+
+def test_settings_are_chosen_on_other_documents_than_they_are_reported_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default corpus: hold-out A of the screening, validation set B, and what each of the two trains on."""
+    monkeypatch.setenv("DARLIT_CACHE", str(tmp_path))
+    b_folder, a_folder = (prepare_default("bytes", holdout) for holdout in ("validation", "screening"))
+    a, b = _texts(a_folder, "val"), _texts(b_folder, "val")
+    screening, training = _texts(a_folder, "train"), _texts(b_folder, "train")
+    assert len(a) > 10
+    assert len(b) > 10
+    assert not a & b
+    assert not screening & (a | b)
+    assert not training & b
+    assert training == screening | a
+    data = TokenDataModule(holdout="screening")
+    data.prepare_data()
+    data.setup()
+    assert data.manifest.folder == a_folder
+    assert data.fingerprint != open_manifest(b_folder).fingerprint
+
+
+def test_the_holdout_belongs_to_the_default_corpus(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"of the default corpus; for texts of your own .* --val-start 0\.05"):
+        TokenDataModule(folder=str(folder), holdout="screening")
+    with pytest.raises(DataError, match="holdout 'a' is not known; give validation or screening"):
+        TokenDataModule(holdout="a")  # type: ignore[arg-type]

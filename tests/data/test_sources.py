@@ -190,6 +190,7 @@ BAD = {
         r"tokenizer file \./no\.json does not exist",
     ),
     "val fraction": ("a.txt", jsonl(b"x"), ["--val-fraction", "1.5"], "val_fraction 1.5 is not between 0 and 1"),
+    "val start": ("a.txt", jsonl(b"x"), ["--val-start", "0.95"], "val_start 0.95 leaves nothing to train on"),
     "small vocabulary": (
         "a.txt",
         jsonl(b"x"),

@@ -42,6 +42,7 @@ SUMMARY: dict[str, Any] = {
             "seconds": [0.0, 5.0, 10.0, 20.0],
         },
     },
+    "clock": "wall",
     "tokens_per_second": 100.0,
     "step_time_median_s": 0.2,
     "peak_memory_bytes": 1000,

@@ -36,6 +36,7 @@ def _check(runs_dir: Path) -> Any:
         ("optimizer__schedule__warmup", 0.1, "optimizer.schedule.warmup", "0.1"),
         ("optimizer__extra", 1, "optimizer.extra", "1"),
         ("precision", "bf16-mixed", "precision", "'bf16-mixed'"),
+        ("clock", "process", "clock", "'process'"),
     ],
 )
 def test_an_unequal_field_is_refused(tmp_path: Path, path: str, value: Any, field: str, shown: str) -> None:

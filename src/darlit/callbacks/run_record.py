@@ -170,6 +170,7 @@ class RunRecord(pl.Callback):
             "val_loss_best": min(self.val_curve["loss"]),
             "bits_per_byte": self.bits_per_byte,
             "curve": {"train": self.train_curve, "val": self.val_curve},
+            "clock": throughput.clock,
             "tokens_per_second": throughput.tokens_per_second,
             "step_time_median_s": throughput.step_time_median,
             "peak_memory_bytes": self.peak_memory,

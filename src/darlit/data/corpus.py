@@ -6,11 +6,16 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Literal
 
 from darlit.data.errors import DataError
 from darlit.data.sources import Source
 
 LICENCE = "Python Software Foundation License Version 2 (PSF-2.0), https://docs.python.org/3/license.html"
+Holdout = Literal["validation", "screening"]
+"""What the default corpus holds out of training: the documents that results are reported on, or others, to choose
+settings on, with those of the first left out altogether."""
+
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 
@@ -41,7 +46,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "darlit"
 
 
-def default_folder(tokenizer: str) -> Path:
+def default_folder(tokenizer: str, holdout: Holdout = "validation") -> Path:
     """Where the default corpus is prepared for a tokenizer (``bytes`` or ``bpe``)."""
     version = ".".join(map(str, sys.version_info[:3]))
-    return cache_folder() / f"python-{version}-{tokenizer}"
+    suffix = "-screening" if holdout == "screening" else ""
+    return cache_folder() / f"python-{version}-{tokenizer}{suffix}"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
+from darlit.data.corpus import Holdout, default_folder
 from darlit.data.documents import DocumentPlace, documents_of_blocks
 from darlit.data.errors import DataError
 from darlit.data.loader import ResumableLoader, TokenDataset
@@ -26,6 +27,8 @@ class TokenDataModule(LightningDataModule):
             cache folder (``$DARLIT_CACHE`` or ``~/.cache/darlit``) on first use.
         tokenizer: of the default corpus, ``bytes`` (default) or ``bpe``. With a folder, which has a tokenizer
             already, it is only compared.
+        holdout: of the default corpus. ``validation`` is what results are reported on; ``screening`` holds out other
+            documents, to choose settings on, and trains on neither.
         sequence_length: tokens the model sees; any length up to the folder's chunk size.
         batch_size: sequences a device and micro-batch.
         val_sequences: sequences of a validation, over all devices, spread evenly over the split; default all.
@@ -40,6 +43,7 @@ class TokenDataModule(LightningDataModule):
         self,
         folder: str | None = None,
         tokenizer: str | None = None,
+        holdout: Holdout = "validation",
         sequence_length: int = 128,
         batch_size: int = 16,
         val_sequences: int | None = None,
@@ -63,8 +67,16 @@ class TokenDataModule(LightningDataModule):
                 f"tokenizer {tokenizer!r}: the default corpus has bytes and bpe; for another one type "
                 "darlit prepare SOURCE --out FOLDER --tokenizer ... and give the folder"
             )
+        if holdout not in ("validation", "screening"):
+            raise DataError(f"holdout {holdout!r} is not known; give validation or screening")
+        if folder is not None and holdout != "validation":
+            raise DataError(
+                f"holdout {holdout!r} is of the default corpus; for texts of your own prepare a second folder: "
+                "darlit prepare SOURCE --out FOLDER --val-start 0.05"
+            )
         self.folder = folder
         self.tokenizer = tokenizer
+        self.holdout = holdout
         self.sequence_length = sequence_length
         self.batch_size = batch_size
         self.val_sequences = val_sequences
@@ -80,7 +92,7 @@ class TokenDataModule(LightningDataModule):
         if self.folder is None:
             from darlit.data.prepare import prepare_default
 
-            prepare_default(self.tokenizer or "bytes", show_progress=True)
+            prepare_default(self.tokenizer or "bytes", self.holdout, show_progress=True)
         verify(open_manifest(self.data_folder), self.verify)
 
     def setup(self, stage: str | None = None) -> None:
@@ -101,9 +113,7 @@ class TokenDataModule(LightningDataModule):
         """The prepared folder in use."""
         if self.folder is not None:
             return Path(self.folder)
-        from darlit.data.corpus import default_folder
-
-        return default_folder(self.tokenizer or "bytes")
+        return default_folder(self.tokenizer or "bytes", self.holdout)
 
     @property
     def manifest(self) -> Manifest:

@@ -43,15 +43,28 @@ class Run:
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A document belongs to validation when its digest, as a fraction of all digests, is below ``val_fraction``.
+    """A document belongs to validation when its digest, as a fraction of all digests, is in
+    ``[val_start, val_start + val_fraction)``, to training when it is above, and to neither when it is below.
 
     A document's split depends on nothing but its bytes, so it stays when other files are added.
     """
 
     val_fraction: float
+    val_start: float = 0.0
 
-    def split_of(self, digest: bytes) -> str:
-        return "val" if int.from_bytes(digest[:8], "big") < self.val_fraction * 2**64 else "train"
+    def split_of(self, digest: bytes) -> str | None:
+        place = int.from_bytes(digest[:8], "big")
+        if place < self.val_start * 2**64:
+            return None
+        return "val" if place < (self.val_start + self.val_fraction) * 2**64 else "train"
+
+    def __str__(self) -> str:
+        bounds = f"is below {self.val_fraction}"
+        if self.val_start:
+            bounds = (
+                f"is from {self.val_start} to below {self.val_start + self.val_fraction}; left out when it is lower"
+            )
+        return f"val when the document's BLAKE2b-128, as a fraction, {bounds}"
 
 
 def read_documents_of(batch: Batch, source: Source, text_field: str) -> Documents:

@@ -13,13 +13,13 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from darlit.data.chunks import CHUNK_TOKENS, SplitWriter, token_dtype
-from darlit.data.corpus import LICENCE, default_folder, standard_library_sources
+from darlit.data.corpus import LICENCE, Holdout, default_folder, standard_library_sources
 from darlit.data.encode import SPLITS, DuplicateFilter, SplitRule, read_documents_of
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest, describe_tokenizer, open_manifest, write_manifest
@@ -40,6 +40,8 @@ class Options:
         sample_megabytes: text that BPE is trained on.
         separator: token of a given tokenizer that ends documents; ``None`` adds an id of its own.
         val_fraction: share of the documents that go to validation, by hash.
+        val_start: share of the documents, by the same hash, that are left out: those on which a folder with this
+            ``val_fraction`` validates.
         text_field: of jsonl and parquet records.
         text_unit: what a document of a text file is: the ``file``, a ``paragraph`` or a ``line``.
         deduplicate: keep only the first of documents with equal bytes.
@@ -51,6 +53,7 @@ class Options:
     sample_megabytes: float = 100.0
     separator: str | None = None
     val_fraction: float = 0.05
+    val_start: float = 0.0
     text_field: str = "text"
     text_unit: TextUnit = "file"
     deduplicate: bool = False
@@ -59,6 +62,11 @@ class Options:
     def __post_init__(self) -> None:
         if not 0.0 < self.val_fraction < 1.0:
             raise DataError(f"val_fraction {self.val_fraction} is not between 0 and 1; give 0.05 for 5 %")
+        if not 0.0 <= self.val_start < 1.0 - self.val_fraction:
+            raise DataError(
+                f"val_start {self.val_start} leaves nothing to train on; give 0, or a share below "
+                f"1 - val_fraction = {1.0 - self.val_fraction:g}"
+            )
         if self.chunk_tokens < 2:
             raise DataError(f"chunk_tokens {self.chunk_tokens} is too small; give 2 or more")
         if self.sample_megabytes <= 0:
@@ -112,19 +120,23 @@ def prepare(
             raise DataError(f"{out}: another darlit prepare is writing it; wait for it to end") from error
 
 
-def default_options(tokenizer: str) -> Options:
-    """How the default corpus is prepared; its 12 MB carry a small vocabulary only."""
-    return Options(tokenizer=tokenizer, vocab_size=4096)
+def default_options(tokenizer: str, holdout: Holdout = "validation") -> Options:
+    """How the default corpus is prepared; its 12 MB carry a small vocabulary only.
+
+    ``holdout`` ``screening`` leaves out the documents that ``validation`` holds out and holds out as many others.
+    """
+    options = Options(tokenizer=tokenizer, vocab_size=4096)
+    return replace(options, val_start=options.val_fraction) if holdout == "screening" else options
 
 
-def prepare_default(tokenizer: str = "bytes", *, show_progress: bool = False) -> Path:
+def prepare_default(tokenizer: str = "bytes", holdout: Holdout = "validation", *, show_progress: bool = False) -> Path:
     """The default corpus's folder in the cache, prepared unless it is there. ``tokenizer``: bytes or bpe."""
-    folder = default_folder(tokenizer)
+    folder = default_folder(tokenizer, holdout)
     if not _is_prepared(folder):
         prepare(
             standard_library_sources(),
             folder,
-            default_options(tokenizer),
+            default_options(tokenizer, holdout),
             existing="keep",
             licence=LICENCE,
             show_progress=show_progress,
@@ -167,7 +179,7 @@ class _Preparation:
             "tokenizer": self.tokenizer.sha256 if self.tokenizer else None,
         }
         self.staging = Staging(out, plan, self.sources, start_anew=existing != "refuse")
-        self.rule = SplitRule(options.val_fraction)
+        self.rule = SplitRule(options.val_fraction, options.val_start)
 
     def run(self, workers: int, show_progress: bool) -> Manifest:
         total = sum(source.size for source in self.sources)
@@ -253,7 +265,7 @@ class _Preparation:
             "dtype": dtype,
             "tokenizer": describe_tokenizer(self.tokenizer),
             "splits": splits,
-            "split_rule": f"val when the document's BLAKE2b-128, as a fraction, is below {self.rule.val_fraction}",
+            "split_rule": str(self.rule),
             "options": asdict(self.options),
             "licence": self.licence,
             "sources": [{key: entry[key] for key in ("path", "bytes", "sha256", "documents")} for entry in done],
@@ -308,6 +320,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=defaults.val_fraction,
         help="share of documents for validation, chosen by their hash (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--val-start",
+        type=float,
+        default=defaults.val_start,
+        help="share of documents, by the same hash, to leave out: those that another folder of this --val-fraction "
+        "validates on (default: %(default)s)",
     )
     parser.add_argument(
         "--text-field", default=defaults.text_field, help="field of jsonl and parquet records (default: %(default)s)"

@@ -51,7 +51,7 @@ def _provenance(comparison: Comparison) -> str:
         f"sequence length {budget['sequence_length']:,}; validated on {budget['val_tokens']:,} tokens",
         f"- data: `{first['data']['fingerprint'][:16]}`, tokenizer {first['data']['tokenizer']} "
         f"({first['data']['vocab_size']:,} tokens, {first['data']['bytes_per_token']:.3g} bytes each)",
-        f"- precision: {first['precision']}",
+        f"- precision: {first['precision']}; clock: {first['clock']}",
         f"- hardware: {_distinct(runs, _hardware)}",
         f"- versions: {_distinct(runs, _versions)}",
         f"- git revision: {_distinct(runs, lambda run: (run['git_revision'] or 'unknown')[:12])}",

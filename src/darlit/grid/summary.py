@@ -50,7 +50,7 @@ class ValidationCurve(TypedDict):
     step: list[int]
     tokens: list[int]
     loss: list[float]
-    seconds: list[float]  # training seconds so far, validation and restarts not counted
+    seconds: list[float]  # training seconds so far by the summary's clock, validation and restarts not counted
 
 
 class Curve(TypedDict):
@@ -86,6 +86,7 @@ class Summary(TypedDict):
     val_loss_best: float
     bits_per_byte: float
     curve: Curve
+    clock: str  # what steps are timed with: wall, or the CPU time of the one-threaded process
     tokens_per_second: float
     step_time_median_s: float
     peak_memory_bytes: int
@@ -124,6 +125,7 @@ EQUAL_FIELDS = {
     "backbone": "backbone",
     "optimizer": "optimizer",
     "precision": "precision",
+    "clock": "clock",
 }
 
 

@@ -82,6 +82,11 @@ def notes(comparison: Comparison) -> list[str]:
             found.append(
                 f"{row.cell}: {_plural(row.missing)} missing; its row holds {len(row.seeds)} of the seeds asked."
             )
+    if any(run.summary["clock"] == "process" for runs in comparison.runs.values() for run in runs):
+        found.append(
+            "Times are the CPU time of a process with one thread (`throughput.clock: process`), not wall time: "
+            "other work ran on the machine."
+        )
     if any(row.other_hardware for row in comparison.rows):
         found.append("† trained on other hardware than residual: speed, time and memory do not compare.")
     if any(row.val_loss is not None and row.val_loss != row.val_loss for row in comparison.rows):

@@ -9,8 +9,9 @@ import torch
 
 from darlit import bench
 from darlit.bench.arms import Shape, moved_tensors
-from darlit.bench.measure import PeakMemory, ratio
+from darlit.bench.measure import ratio
 from darlit.errors import DarlitError
+from darlit.live_tensors import PeakMemory
 
 SMALL = ["--tokens", "8", "--width", "64", "--layers", "4", "--rounds", "1", "--threads", "1"]
 

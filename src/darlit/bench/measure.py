@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 Work = Callable[[], object]
 COPY_BYTES = 256 * 2**20
@@ -86,36 +84,3 @@ def saved_bytes(forward: Callable[[], Any], held: Iterable[Tensor]) -> int:
     total = sum(kept.values())
     del result
     return total
-
-
-class PeakMemory(TorchDispatchMode):
-    """The most bytes of tensors alive at one time, counted from the tensors themselves: no allocator's luck in it."""
-
-    def __init__(self, held: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.live, self.peak = 0, 0
-        self.known: set[int] = set()
-        for tensor in held:
-            self._count(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        result = func(*args, **(kwargs or {}))
-        for leaf in torch.utils._pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
-        return result
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known:
-            return
-        self.known.add(key)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.live -= size

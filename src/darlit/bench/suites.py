@@ -14,7 +14,8 @@ from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors, path_work
-from darlit.bench.measure import COPY_BYTES, PeakMemory, copier, interleaved, ratio, saved_bytes
+from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
+from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
 from darlit.pathways.depth_history import DepthHistory, Source
 

@@ -59,7 +59,8 @@ def test_runs_are_numbered_cell_by_cell_and_carry_the_groups_budget(tmp_path: Pa
         ({}, "holds one key, 'groups'"),
         ([], "holds one key, 'groups'"),
         ({"tiny": {"cells": ["tiny_residual"]}}, "group 'tiny' needs 'cells' and 'seeds'"),
-        (_group(steps=3), "may have 'budget', nothing else"),
+        (_group(steps=3), "may have 'budget' and 'varies', nothing else"),
+        (_group(varies="tokens"), "varies must be a list such as [optimizer.learning_rate]"),
         (_group(cells="tiny_residual"), "cells must be a list"),
         (_group(cells=[]), "cells must be a list"),
         (_group(seeds=[0.5]), "seeds must be a list of whole numbers"),
@@ -120,6 +121,17 @@ def test_experiments_of_unequal_budget_are_refused_by_field(
     assert str(error.value).startswith(f"size tiny: {field} differs: ")
     assert str(other) in str(error.value)
     assert str(tmp_path / "tiny_residual.yaml") in str(error.value)
+
+
+def test_what_a_group_compares_may_differ_and_nothing_else(tmp_path: Path) -> None:
+    path = _grid(tmp_path, _group(varies=["optimizer.learning_rate"]))
+    model = {"init_args": {"optimizer": {"learning_rate": 0.1}}}
+    _write(tmp_path / "tiny_dar_full.yaml", {"base": "base.yaml", "model": model})
+    assert list(check_grid(read_grid(path))) == ["tiny"]
+    model["init_args"]["optimizer"]["schedule"] = "constant"
+    _write(tmp_path / "tiny_dar_full.yaml", {"base": "base.yaml", "model": model})
+    with pytest.raises(UnequalBudgetError, match="size tiny: optimizer.schedule differs: "):
+        check_grid(read_grid(path))
 
 
 def test_groups_of_one_size_must_ask_for_the_same_seeds_and_budget(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
         cells: [tiny_residual, tiny_dar_full]   # experiment files beside the grid file or one folder above
         seeds: [0, 1, 2]
         budget: {tokens: 4_000_000}             # optional, on top of each cell's own
+        varies: [optimizer.learning_rate]       # optional: what is compared, so that cells may disagree on it
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Cell:
     budget: Mapping[str, Any]  # what the group puts on top of the file
     config: Mapping[str, Any]
     seeds: tuple[int, ...]
+    group: str
+    varies: tuple[str, ...]  # fields of the equal-budget check that the cells of the group may disagree on
 
     @property
     def size(self) -> str:
@@ -95,9 +98,9 @@ def read_grid(path: str | Path) -> Grid:
 
 def _read_group(path: Path, name: str, group: Any) -> list[Cell]:
     where = f"{path}: group '{name}'"
-    if not isinstance(group, dict) or not {"cells", "seeds"} <= set(group) <= {"cells", "seeds", "budget"}:
-        raise ExperimentError(f"{where} needs 'cells' and 'seeds' and may have 'budget', nothing else")
-    names, seeds, budget = group["cells"], group["seeds"], group.get("budget") or {}
+    if not isinstance(group, dict) or not {"cells", "seeds"} <= set(group) <= {"cells", "seeds", "budget", "varies"}:
+        raise ExperimentError(f"{where} needs 'cells' and 'seeds' and may have 'budget' and 'varies', nothing else")
+    names, seeds, budget, varies = group["cells"], group["seeds"], group.get("budget") or {}, group.get("varies") or []
     if not isinstance(names, list) or not names or not all(isinstance(cell, str) for cell in names):
         raise ExperimentError(f"{where}: cells must be a list of experiment names, not {names!r}")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
@@ -106,17 +109,22 @@ def _read_group(path: Path, name: str, group: Any) -> list[Cell]:
         raise ExperimentError(f"{where}: seeds {seeds!r} holds a seed twice; name each once")
     if not isinstance(budget, dict):
         raise ExperimentError(f"{where}: budget must be a mapping such as {{tokens: 1000000}}, not {budget!r}")
-    return [_read_cell(path, cell, seeds, budget) for cell in names]
+    if not isinstance(varies, list) or not all(isinstance(field, str) for field in varies):
+        raise ExperimentError(f"{where}: varies must be a list such as [optimizer.learning_rate], not {varies!r}")
+    return [_read_cell(path, cell, seeds, budget, name, varies) for cell in names]
 
 
-def _read_cell(path: Path, name: str, seeds: list[int], budget: dict[str, Any]) -> Cell:
+def _read_cell(
+    path: Path, name: str, seeds: list[int], budget: dict[str, Any], group: str, varies: list[str]
+) -> Cell:
     _check_name(path, "cell", name)
     candidates = [path.parent / f"{name}.yaml", path.parent.parent / f"{name}.yaml"]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         raise ExperimentError(f"{path}: cell '{name}' has no file: neither {candidates[0]} nor {candidates[1]} exists")
     config = load_experiment(file)
-    return Cell(name, file, budget, merge(config, {"budget": budget} if budget else {}), tuple(seeds))
+    content = merge(config, {"budget": budget} if budget else {})
+    return Cell(name, file, budget, content, tuple(seeds), group, tuple(varies))
 
 
 def _check_name(path: Path, kind: str, name: str) -> None:

@@ -134,6 +134,7 @@ def _run(grid: Grid, arguments: argparse.Namespace) -> int:
         return _run_one(grid, arguments)
     check_grid(grid)
     left = [task for task in grid.tasks if not is_done(task.folder(arguments.runs_dir))]
+    left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # every cell's first seed first: half a grid is balanced
     print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
     slots = local.make_slots(min(arguments.processes, max(1, len(left))), arguments.threads, arguments.gpus)
 

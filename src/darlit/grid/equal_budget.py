@@ -86,12 +86,17 @@ _MAY_DIFFER = (
 
 
 def _cell_member(cell: Cell) -> Member:
+    """What the cell's file says on each field, but for those that its group compares."""
     fields: dict[str, Any] = {"seeds": list(cell.seeds)}
     for part, content in cell.config.items():
         for key, value in flatten(part, content).items():
             if not any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER):
                 fields[_NAMES.get(key, key.removeprefix("model.init_args."))] = value
-    return Member(str(cell.file), fields)
+    return Member(str(cell.file), _without(fields, cell.varies))
+
+
+def _without(fields: Mapping[str, Any], varies: Sequence[str]) -> dict[str, Any]:
+    return {field: value for field, value in fields.items() if field not in varies}
 
 
 def _check_seeds(size: str, cells: list[list[Run]]) -> None:

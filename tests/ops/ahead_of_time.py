@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from darlit.ops import triton_kernels
+from darlit.ops import triton_backward, triton_forward, triton_rows
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -28,6 +28,7 @@ GATES = {"CARRIED": True, "OUTPUT": True, "RHO": True, "BETA": True}
 KERNELS = {
     "depth_read_kernel": {**ROUTE, "VALUES": 0b10, "SPREADS": True},
     "depth_read_backward_kernel": {"J": 2},
+    "depth_read_backward_from_sources_kernel": {**ROUTE, "VALUES": 0b10},
     "stream_write_kernel": {**ROUTE, **GATES, "KEYS": 0b01},
     "stream_write_backward_kernel": {**ROUTE, **GATES, "KEYS": 0b01, "VALUES": 0b10, "ARRIVED": 0b11},
 }
@@ -35,12 +36,14 @@ KERNELS = {
 STREAM_ROWS = {
     "depth_read_kernel": 2 + 1 + 1,  # a source's two streams; x, the spread
     "depth_read_backward_kernel": 3,  # the gradient, x, the spread
+    "depth_read_backward_from_sources_kernel": 1 + 2,  # the gradient; a source's two streams
     "stream_write_kernel": 2 + 1 + 2,  # carried, the output; written
     "stream_write_backward_kernel": 2 + 2 + 1 + 2 + 1 + 2 + 1,  # x, dx, answer, carried, y; their gradients
 }
 QUERY_ROWS = {
     "depth_read_kernel": 0,
     "depth_read_backward_kernel": 0,
+    "depth_read_backward_from_sources_kernel": 0,
     "stream_write_kernel": 2,
     "stream_write_backward_kernel": 2,
 }
@@ -56,14 +59,14 @@ class Compiled:
 
 
 def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool = True) -> Compiled:
-    kernel = getattr(triton_kernels, name)
-    tokens, block, warps = triton_kernels.tile(width)
+    kernel = getattr(triton_backward if "backward" in name else triton_forward, name)
+    tokens, block, warps = triton_rows.tile(width)
     constants = {**KERNELS[name], "ALIGNED": aligned, "TOKENS": tokens, "BLOCK": block}
     signature = {}
     for argument in kernel.arg_names:
         if argument in constants:
             signature[argument] = "constexpr"
-        elif argument in ("table", "answers") or (argument == "logits" and name == "depth_read_kernel"):
+        elif argument in ("table", "answers") or (argument == "logits" and name.startswith("depth_read")):
             signature[argument] = "*i64"
         elif argument in NUMBERS:
             signature[argument] = "i32"

@@ -1,4 +1,4 @@
-"""The four kernels of `depth.cpp` behind the interface that `fused` expects of a backend.
+"""The C++ kernels behind the interface that `fused` expects of a backend.
 
 Shapes: N tokens, D width, S sources of a read, M streams, J targets, R reads that see a source.
 Streams, outputs and their gradients are ``[N, D]`` with any distance between rows; the rest is float32 and contiguous.
@@ -16,10 +16,6 @@ from torch import Tensor
 from darlit.ops.cpu_build import library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (("base", c_void_p), ("stride", c_int64))
 
 
 def supports(device_type: str, dtype: torch.dtype) -> bool:
@@ -45,7 +41,6 @@ def depth_read(
     tokens, width = out.shape
     targets = len(value_streams)
     count = len(logits)
-    addresses = [table.data_ptr() + 4 * column for table, column in zip(logits, columns, strict=True)]
     _call(
         "darlit_depth_read",
         c_int(DTYPES[out.dtype]),
@@ -56,9 +51,7 @@ def depth_read(
         c_int(targets),
         _ints(value_streams),
         _rows(sources),
-        (c_void_p * count)(*addresses),
-        (c_int64 * count)(*(table.stride(0) for table in logits)),
-        (c_int64 * count)(*(table.stride(1) for table in logits)),
+        *_logit_tables(logits, columns),
         _address(shares),
         c_int64(_token_stride(shares)),
         _rows([out]),
@@ -70,21 +63,34 @@ def depth_read(
 
 def depth_read_backward(
     gradient: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     spreads: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    columns: Sequence[int],
     lse_NJ: Tensor,
     shares: Tensor,
+    value_streams: Sequence[int],
     answer_N3J: Tensor,
 ) -> None:
-    """Fill the answer: log-sum-exp, shares and ``<gradient, h_j>`` per target."""
-    tokens, width = out.shape
+    """Fill the answer: log-sum-exp, shares and ``<gradient, h_j>`` per target.
+
+    From the output and its spreads or, where there is no ``out``, from the sources; these as in `depth_read`.
+    """
+    tokens, width = gradient.shape
+    count = len(logits)
     _call(
         "darlit_depth_read_backward",
-        c_int(DTYPES[out.dtype]),
+        c_int(DTYPES[gradient.dtype]),
         c_int64(tokens),
         c_int(width),
+        c_int(count),
+        c_int(len(sources) // max(count, 1)),
         c_int(lse_NJ.shape[1]),
+        _ints(value_streams),
         _rows([gradient]),
+        _rows(sources),
+        *_logit_tables(logits, columns),
         _rows([out]),
         _rows(spreads),
         _address(lse_NJ),
@@ -202,12 +208,22 @@ def _call(name: str, *arguments: object) -> None:
     function(*arguments)
 
 
-def _rows(tensors: Sequence[Tensor | None]) -> ctypes.Array[_Rows] | None:
-    """Row pointers of ``[N, D]`` tensors whose last dimension is contiguous; no tensors: a null pointer."""
+def _rows(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_int64] | None:
+    """Row address and distance of ``[N, D]`` tensors whose last dimension is contiguous; no tensors: a null pointer."""
     if not tensors:
         return None
-    rows = [_Rows(None, 0) if x is None else _Rows(x.data_ptr(), x.stride(0)) for x in tensors]
-    return (_Rows * len(rows))(*rows)
+    numbers = [number for x in tensors for number in ((0, 0) if x is None else (x.data_ptr(), x.stride(0)))]
+    return (c_int64 * len(numbers))(*numbers)
+
+
+def _logit_tables(logits: Sequence[Tensor], columns: Sequence[int]) -> tuple[ctypes.Array[c_int64], ...]:
+    """Per source: the address of the read's column, the distance of tokens and that of targets."""
+    array = c_int64 * len(logits)
+    return (
+        array(*(table.data_ptr() + 4 * column for table, column in zip(logits, columns, strict=True))),
+        array(*(table.stride(0) for table in logits)),
+        array(*(table.stride(1) for table in logits)),
+    )
 
 
 def _ints(values: Sequence[int]) -> ctypes.Array[c_int]:

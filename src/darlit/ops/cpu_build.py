@@ -1,4 +1,4 @@
-"""Build `depth.cpp` for this machine when it is first needed, and load it.
+"""Build the C++ kernels of this folder for this machine when they are first needed, and load them.
 
 The library is plain C++ behind a C interface: no PyTorch header, no pip package, one compiler call of a few seconds.
 It is kept under ``DARLIT_CACHE`` (default ``~/.cache/darlit``) in a file named after everything it depends on: the
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("depth.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp",)]
+HEADERS = [Path(__file__).with_name("rows.h")]
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
 
 
@@ -44,10 +45,11 @@ def _build() -> Path:
     compiler = _compiler()
     openmp = _openmp()
     key = hashlib.sha256()
-    for part in (SOURCE.read_text(), _version(compiler), _features(), torch.__version__, str(openmp), *FLAGS):
+    code = [path.read_text() for path in (*SOURCES, *HEADERS)]
+    for part in (*code, _version(compiler), _features(), torch.__version__, str(openmp), *FLAGS):
         key.update(part.encode() + b"\0")
     folder = Path(os.environ.get("DARLIT_CACHE", Path.home() / ".cache" / "darlit"))
-    built = folder / f"depth-{key.hexdigest()[:20]}.so"
+    built = folder / f"kernels-{key.hexdigest()[:20]}.so"
     if built.exists():
         return built
 
@@ -56,7 +58,7 @@ def _build() -> Path:
         fresh = Path(scratch) / built.name
         # The OpenMP that PyTorch has loaded is linked by its path: two of them would fight over the cores.
         parallel = ["-fopenmp", f"-Wl,--no-as-needed,{openmp}"] if openmp else []
-        command = [compiler, *FLAGS, *parallel, str(SOURCE), "-o", str(fresh)]
+        command = [compiler, *FLAGS, *parallel, *map(str, SOURCES), "-o", str(fresh)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if result.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} failed: {result.stderr}")

@@ -14,7 +14,8 @@ which is how FlashAttention (arXiv 2205.14135) gets the gradients of its keys an
 sources then moves about R S / 2 gradients once instead of R S sources and twice as many gradients. Tickets are ordinary
 tensors and the operators are functional, so activation checkpointing and torch.compile need to know nothing of it.
 
-Kept for backward: the sources, a read's output and for J > 1 targets ``h_j - h_0``; else scalars per token.
+Kept for backward: the sources, a read's output and, where `spreads_pay`, ``h_j - h_0`` for J > 1 targets; else scalars
+per token.
 
 Shapes: B batch, T token, N = B T, D width, S sources of a read, M streams, J targets, R reads that see a source.
 """
@@ -31,6 +32,15 @@ from torch import Tensor
 
 TICKETS_PER_READ = 2
 """One for the gradient of the read's output, one for its scalars."""
+
+
+def spreads_pay(sources: int, streams: int, targets: int) -> bool:
+    """Whether a read of S sources keeps spreads for its backward, or looks at its sources again.
+
+    Spreads are written once and read once, next to x; sources are read again, an embedding once for all its streams.
+    Where both move the same, the sources are there anyway and the spreads would be kept for nothing.
+    """
+    return 2 * (targets - 1) + 1 < sources * streams - (streams - 1)
 
 
 @torch.library.custom_op("darlit::stream_write", mutates_args=())
@@ -250,7 +260,7 @@ def depth_read(
         tickets: two per source, or none where no gradient is wanted.
         shares: ``[J]`` or ``[B, T, J]``; they sum to one over J.
         value_streams: per target, the stream of its values.
-        keep_spreads: whether to return ``h_j - h_0``, which the backward needs.
+        keep_spreads: whether to return ``h_j - h_0`` for the backward, which else reads the sources again.
         implementation: "cpu" or "triton".
 
     Returns:
@@ -286,37 +296,76 @@ def _(
 
 @torch.library.custom_op("darlit::depth_read_backward", mutates_args=())
 def depth_read_backward(
-    gradient: Tensor, out: Tensor, spreads: list[Tensor], lse: Tensor, shares: Tensor, implementation: str
+    gradient: Tensor,
+    out: Tensor | None,
+    spreads: list[Tensor],
+    sources: list[Tensor],
+    logits: list[Tensor],
+    columns: list[int],
+    lse: Tensor,
+    shares: Tensor,
+    value_streams: list[int],
+    implementation: str,
 ) -> Tensor:
-    """What a read answers to its sources, ``[N, 3 J]``: log-sum-exp, shares and ``<gradient, h_j>`` per target."""
+    """What a read answers to its sources, ``[N, 3 J]``: log-sum-exp, shares and ``<gradient, h_j>`` per target.
+
+    From ``out`` and its spreads or, without them, from the sources.
+    """
     answer_N3J = lse.new_empty(lse.shape[0], 3 * lse.shape[1])
     _backend(implementation).depth_read_backward(
-        _rows(gradient), _rows(out), [_rows(x) for x in spreads], lse, _gate(shares), answer_N3J
+        _rows(gradient),
+        None if out is None else _rows(out),
+        [_rows(x) for x in spreads],
+        [_rows(x) for x in sources],
+        logits,
+        columns,
+        lse,
+        _gate(shares),
+        value_streams,
+        answer_N3J,
     )
     return answer_N3J
 
 
 @depth_read_backward.register_fake
-def _(gradient: Tensor, out: Tensor, spreads: list[Tensor], lse: Tensor, shares: Tensor, implementation: str) -> Tensor:
+def _(
+    gradient: Tensor,
+    out: Tensor | None,
+    spreads: list[Tensor],
+    sources: list[Tensor],
+    logits: list[Tensor],
+    columns: list[int],
+    lse: Tensor,
+    shares: Tensor,
+    value_streams: list[int],
+    implementation: str,
+) -> Tensor:
     return lse.new_empty(lse.shape[0], 3 * lse.shape[1])
 
 
 def _save_read(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    sources, logits, _, tickets, shares, _, _, implementation = inputs
+    sources, logits, columns, tickets, shares, value_streams, _, implementation = inputs
     out, lse, *spreads = output
-    ctx.save_for_backward(out, lse, shares, *spreads)
+    from_output = len(spreads) == len(value_streams) - 1
+    ctx.save_for_backward(lse, shares, *([out, *spreads] if from_output else [*sources, *logits]))
+    ctx.from_output, ctx.columns, ctx.value_streams = from_output, columns, value_streams
     ctx.counts, ctx.implementation = (len(sources), len(logits), len(tickets)), implementation
     ctx.set_materialize_grads(False)
 
 
 def _read_backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-    out, lse, shares, *spreads = ctx.saved_tensors
+    lse, shares, *kept = ctx.saved_tensors
     num_sources, num_logits, num_tickets = ctx.counts
     nothing: tuple[Any, ...] = ([None] * num_sources, [None] * num_logits, None)
     gradient = gradients[0]
     if gradient is None:
         return (*nothing, [None] * num_tickets, None, None, None, None)
-    answer_N3J = depth_read_backward(gradient, out, spreads, lse, shares, ctx.implementation)
+    mixed = (
+        (kept[0], kept[1:], [], [], [])
+        if ctx.from_output
+        else (None, [], kept[:num_sources], kept[num_sources:], ctx.columns)
+    )
+    answer_N3J = depth_read_backward(gradient, *mixed, lse, shares, ctx.value_streams, ctx.implementation)
     shares_gradient = _gate_gradient(shares, answer_N3J[:, 2 * lse.shape[1] :])
     tickets = [gradient, answer_N3J] * (num_tickets // TICKETS_PER_READ)
     return (*nothing, tickets, shares_gradient, None, None, None)

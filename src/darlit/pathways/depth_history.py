@@ -159,6 +159,8 @@ class DepthHistory:
         columns = [read - source.first_read for source in sources]
         like = sources[0].streams[0]
         share_J = torch.stack([_share(share, like) for share in shares], dim=-1)
+        streams, targets = len(sources[0].streams), len(self.value_streams)
+        keep_spreads = torch.is_grad_enabled() and fused.spreads_pay(len(sources), streams, targets)
         per_read = fused.TICKETS_PER_READ
         tickets = [
             ticket
@@ -172,7 +174,7 @@ class DepthHistory:
             tickets,
             share_J,
             list(self.value_streams),
-            torch.is_grad_enabled(),
+            keep_spreads,
             self.implementation,
         )[0]
 

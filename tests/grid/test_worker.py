@@ -15,9 +15,10 @@ import yaml
 
 from cells import write_cell
 from darlit.__main__ import main
+from darlit.grid import local
 from darlit.grid.cells import read_grid
 from darlit.grid.local import make_slots
-from darlit.grid.worker import INTERRUPTED, LockedError, Stopper, attempts, is_locked, lock, work
+from darlit.grid.worker import DONE, INTERRUPTED, LockedError, Stopper, attempts, is_locked, lock, work
 from grid.runs_on_disk import assert_events_are_monotone, comparable
 
 
@@ -35,6 +36,16 @@ def _state(grid: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(["grid", "status", str(grid), f"--runs_dir={runs}"]) == 0
     return capsys.readouterr().out
+
+
+def test_half_a_grid_is_balanced(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arm in ("residual", "dar_full"):
+        write_cell(tmp_path, data_folder, arm)
+    order: list[tuple[str, int]] = []
+    monkeypatch.setattr(local, "work", lambda task, *_: order.append((task.cell.arm, task.seed)) or DONE)
+    grid = _grid(tmp_path, "micro_residual", "micro_dar_full", seeds=(3, 1))
+    assert main(["grid", "run", str(grid), f"--runs_dir={tmp_path / 'runs'}"]) == 0
+    assert order == [("residual", 3), ("dar_full", 3), ("residual", 1), ("dar_full", 1)]
 
 
 def test_a_grid_is_worked_once_and_becomes_a_table(

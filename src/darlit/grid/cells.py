@@ -114,9 +114,7 @@ def _read_group(path: Path, name: str, group: Any) -> list[Cell]:
     return [_read_cell(path, cell, seeds, budget, name, varies) for cell in names]
 
 
-def _read_cell(
-    path: Path, name: str, seeds: list[int], budget: dict[str, Any], group: str, varies: list[str]
-) -> Cell:
+def _read_cell(path: Path, name: str, seeds: list[int], budget: dict[str, Any], group: str, varies: list[str]) -> Cell:
     _check_name(path, "cell", name)
     candidates = [path.parent / f"{name}.yaml", path.parent.parent / f"{name}.yaml"]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -1,4 +1,4 @@
-"""``darlit grid check|list|plan|submit|run|status GRID``."""
+"""``darlit grid check|list|plan|submit|run|status|collect|choose GRID``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.live import Live
 
 from darlit.errors import DarlitError
-from darlit.grid import local, plan, slurm
+from darlit.grid import choices, local, plan, slurm
 from darlit.grid.cells import Grid, Task, read_grid
+from darlit.grid.collect import collect
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.status import status_table
 from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
@@ -40,11 +41,13 @@ def _parser() -> argparse.ArgumentParser:
         ("submit", _submit, "send what is not done to Slurm as one array"),
         ("run", _run, "work what is not done on this machine"),
         ("status", _status, "how far each run is"),
+        ("collect", _collect, "copy the summaries of finished runs, to be kept with the sources"),
+        ("choose", _choose, "each cell against the first of its group, paired over seeds"),
     ):
         verb = verbs.add_parser(name, help=line, description=line)
         verb.set_defaults(run=run)
         verb.add_argument("grid", type=Path, metavar="GRID", help="a grid file, such as experiments/grids/tiny.yaml")
-        if name in ("submit", "run", "status"):
+        if name in ("submit", "run", "status", "collect", "choose"):
             verb.add_argument(
                 "--runs_dir", type=Path, default=Path("runs"), help="where run folders lie (default: runs)"
             )
@@ -78,11 +81,22 @@ def _status_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--watch", type=float, metavar="SECONDS", help="refresh until nothing runs or waits any more")
 
 
+def _collect_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--out", type=Path, default=Path("results/runs"), help="where to (default: results/runs)")
+    verb.add_argument("--replace", action="store_true", help="also where another run of the cell and seed is kept")
+
+
+def _choose_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--into", type=Path, metavar="FILE", help="write the tables between their markers in this file")
+
+
 _USER_FILE = "~/.config/darlit/cluster.yaml"
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "submit": _submit_options,
     "run": _run_options,
     "status": _status_options,
+    "collect": _collect_options,
+    "choose": _choose_options,
 }
 
 
@@ -134,7 +148,7 @@ def _run(grid: Grid, arguments: argparse.Namespace) -> int:
         return _run_one(grid, arguments)
     check_grid(grid)
     left = [task for task in grid.tasks if not is_done(task.folder(arguments.runs_dir))]
-    left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # every cell's first seed first: half a grid is balanced
+    left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # seed by seed: a part of a grid is balanced
     print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
     slots = local.make_slots(min(arguments.processes, max(1, len(left))), arguments.threads, arguments.gpus)
 
@@ -172,6 +186,22 @@ def _status(grid: Grid, arguments: argparse.Namespace) -> int:
             time.sleep(arguments.watch)
             table, counts = status_table(grid, arguments.runs_dir, slurm.queued_tasks(arguments.runs_dir))
             live.update(table, refresh=True)
+    return 0
+
+
+def _collect(grid: Grid, arguments: argparse.Namespace) -> int:
+    copied, kept = collect(grid, arguments.runs_dir, arguments.out, arguments.replace)
+    print(f"{grid.name}: {kept + len(copied)} of {len(grid.tasks)} runs in {arguments.out}, {len(copied)} of them new")
+    return 0
+
+
+def _choose(grid: Grid, arguments: argparse.Namespace) -> int:
+    tables = choices.markdown(choices.compare(grid, arguments.runs_dir))
+    if arguments.into is None:
+        print(tables, end="")
+    else:
+        choices.write_between_markers(arguments.into, f"darlit grid choose {grid.name}", tables)
+        print(f"written: {arguments.into}")
     return 0
 
 

@@ -56,6 +56,22 @@ def check_runs(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
     return sizes
 
 
+def check_runs_of(grid: Grid, runs: Iterable[Run]) -> None:
+    """Check the finished runs of a grid, but for what its groups compare.
+
+    Raises:
+        UnequalBudgetError: two runs of a size disagree on another field, or two of a cell on their pathway.
+    """
+    varies = {cell.name: cell.varies for cell in grid.cells}
+    for size, of_size in groupby(sorted(runs, key=_order), key=lambda run: run.summary["size"]):
+        members = list(of_size)
+        for _, of_cell in groupby(members, key=lambda run: run.summary["cell"]):
+            same = [(_run_member(run), flatten("pathway", run.summary["pathway"])) for run in of_cell]
+            check_equal(f"size {size}", [Member(run.file, {**run.fields, **pathway}) for run, pathway in same])
+        found = [(_run_member(run), varies.get(run.summary["cell"], ())) for run in members]
+        check_equal(f"size {size}", [Member(run.file, _without(run.fields, free)) for run, free in found])
+
+
 def _order(run: Run) -> tuple[tuple[int, str], tuple[int, str], str, int]:
     summary = run.summary
     return size_order(summary["size"]), arm_order(summary["arm"]), summary["cell"], summary["seed"]

@@ -14,6 +14,7 @@ from darlit.grid.equal_budget import check_runs_of, flatten
 from darlit.grid.runs import find_runs
 from darlit.grid.statistics import Interval, mean, paired_interval, standard_deviation
 from darlit.grid.summary import Summary
+from darlit.grid.table import interval_text
 
 
 @dataclass(frozen=True)
@@ -104,19 +105,9 @@ def _table(group: str, rows: Sequence[Choice]) -> str:
         spread = "" if row.loss_sd is None else f" ± {row.loss_sd:.4f}"
         loss = "—" if row.loss is None else f"{row.loss:.4f}{spread}"
         lower = f"{row.lower} of {row.pairs}" if row.pairs else "—"
-        lines.append(f"| {row.cell.arm} | {row.change} | {count} | {loss} | {_difference(row)} | {lower} |")
+        difference = interval_text(row.difference, row.interval)
+        lines.append(f"| {row.cell.arm} | {row.change} | {count} | {loss} | {difference} | {lower} |")
     return "\n".join(lines) + "\n"
-
-
-def _difference(row: Choice) -> str:
-    if row.difference is None:
-        return "—"
-    bounds = "" if row.interval is None else f" [{_signed(row.interval.low)}, {_signed(row.interval.high)}]"
-    return _signed(row.difference) + bounds
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
 
 
 def write_between_markers(file: Path, name: str, text: str) -> None:

@@ -78,6 +78,42 @@ def compare(size: str, cells: Mapping[str, Sequence[Run]], asked: Mapping[str, S
     return Comparison(size, tuple(rows), cells)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Final loss of one arm minus another's, over the seeds that both have finished; ``None`` where there are none."""
+
+    seeds: int
+    mean: float | None
+    percent: float | None
+    interval: Interval | None
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says about "the first arm has the lower loss"."""
+        if self.interval is None:
+            return "no run yet" if self.mean is None else "one seed decides nothing"
+        if self.interval.high < 0:
+            return "holds"
+        return "the reverse holds" if self.interval.low > 0 else "not decided"
+
+
+def difference(comparison: Comparison, arm: str, other: str) -> Difference | None:
+    """Return arm minus other at one size, or ``None`` where the size has no such two arms."""
+    losses = {row.arm: _final_losses(comparison.runs.get(row.cell, ())) for row in comparison.rows}
+    if arm not in losses or other not in losses:
+        return None
+    seeds = sorted(set(losses[arm]) & set(losses[other]))
+    if not seeds:
+        return Difference(0, None, None, None)
+    differences = [losses[arm][seed] - losses[other][seed] for seed in seeds]
+    below = mean([losses[other][seed] for seed in seeds])
+    return Difference(len(seeds), mean(differences), 100 * mean(differences) / below, paired_interval(differences))
+
+
+def _final_losses(runs: Sequence[Run]) -> dict[int, float]:
+    return {run.summary["seed"]: run.summary["val_loss_final"] for run in runs}
+
+
 def _row(size: str, runs: Mapping[int, Summary], baseline: Mapping[int, Summary], asked: Sequence[int]) -> Row:
     done = list(runs.values())
     first = done[0]

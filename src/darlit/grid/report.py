@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from darlit.grid.comparison import Comparison
+from darlit.grid.claims import ORDER_CLAIMS
+from darlit.grid.comparison import Comparison, difference
 from darlit.grid.summary import Summary
-from darlit.grid.table import markdown
+from darlit.grid.table import interval_text, markdown, number
 
 _DEFINITIONS = """\
 ## How to read the tables
@@ -26,19 +27,57 @@ _DEFINITIONS = """\
 """
 
 
-def readme(comparisons: Sequence[Comparison], figures: Sequence[Path]) -> str:
-    """Return the Markdown page; ``figures`` are relative to where it will lie."""
+_HOW_CLAIMS_ARE_READ = """\
+The paper's claims are about its own scale; this is what the same comparison gives at ours. "Holds" and "the reverse
+holds" are said where the 95 % interval of the paired difference excludes 0, interval by interval, without a correction
+for their number: of twenty, one may do so by chance."""
+
+
+def readme(comparisons: Sequence[Comparison], figures: Sequence[Path], notes: str = "") -> str:
+    """Return the Markdown page; ``figures`` are relative to where it will lie, ``notes`` are a person's words."""
     parts = [
         "# Results",
         "Written by `darlit results` from the summaries in `runs/`; the same summaries give the same bytes.",
     ]
+    if notes:
+        parts += ["## In words", "From `notes.md`, written by hand.", notes.strip()]
     for comparison in comparisons:
-        parts += [f"## {comparison.size}", _provenance(comparison), markdown(comparison).rstrip()]
+        parts += [
+            f"## {comparison.size}",
+            *_partial(comparison),
+            _provenance(comparison),
+            markdown(comparison).rstrip(),
+        ]
         parts += _pictures([figure for figure in figures if figure.stem == f"size_{comparison.size}"])
+        parts += _claims(comparison)
     across = [figure for figure in figures if figure.stem == "gain_against_size"]
     if across:
         parts += ["## Gain against model size", *_pictures(across)]
     return "\n\n".join([*parts, _DEFINITIONS])
+
+
+def _partial(comparison: Comparison) -> list[str]:
+    done = sum(len(row.seeds) for row in comparison.rows)
+    missing = sum(len(row.missing) for row in comparison.rows)
+    if not missing:
+        return []
+    return [f"**Partial: {done} of {done + missing} runs are finished. n says how many each row has.**"]
+
+
+def _claims(comparison: Comparison) -> list[str]:
+    """Claims about two arms against their paired difference here; those about arms that the size lacks are left out."""
+    lines = []
+    for claim in ORDER_CLAIMS:
+        found = difference(comparison, claim.lower, claim.higher)
+        if found is not None:
+            lines.append(
+                f"| {claim.claim} | {claim.source} | {claim.lower} − {claim.higher} | {found.seeds} | "
+                f"{number(found.percent, '+.2f')} | {interval_text(found.mean, found.interval)} | {found.verdict} |"
+            )
+    if not lines:
+        return []
+    head = ["| claim | whose, and where | arms | n | Δ % | paired Δ [95 %] | here |", "|---|---|---|--:|--:|--:|---|"]
+    return [f"### Claims, and this size ({comparison.size})", _HOW_CLAIMS_ARE_READ, "\n".join([*head, *lines])]
 
 
 def _provenance(comparison: Comparison) -> str:

@@ -1,6 +1,7 @@
 """``darlit results``: finished runs become one table a size, its figures, and ``results/README.md``.
 
-The equal-budget check runs first; nothing is written if it refuses. The same runs give the same bytes.
+The equal-budget check runs first; nothing is written if it refuses. The same runs give the same bytes. What a person
+has to say about them stands in ``results/notes.md``, if there is one, and becomes a part of the page.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path
         if not (copy.exists() and copy.samefile(run.file)):
             write_text(copy, run.file.read_text(encoding="utf-8"))
     pictures = write_figures(comparisons, out / "figures", svg=figures == "svg") if figures != "none" else []
-    write_text(out / "README.md", readme(comparisons, [picture.relative_to(out) for picture in pictures]))
+    notes = (out / "notes.md").read_text(encoding="utf-8") if (out / "notes.md").is_file() else ""
+    write_text(out / "README.md", readme(comparisons, [picture.relative_to(out) for picture in pictures], notes))
 
 
 def _asked_seeds(grid: Path | None) -> dict[str, dict[str, list[int]]]:

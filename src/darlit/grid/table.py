@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from darlit.grid.comparison import Comparison, Row
+from darlit.grid.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def _plural(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
+    """A number with a minus sign that is one, a dash where it cannot be known."""
     return "—" if value is None else format(value, form).replace("-", "−")
 
 
@@ -109,18 +111,18 @@ def _count(row: Row) -> str:
 
 def _loss(row: Row) -> str:
     spread = "" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}"
-    return _number(row.val_loss, ".4f") + spread
+    return number(row.val_loss, ".4f") + spread
 
 
-def _difference(row: Row) -> str:
-    if row.interval is None:
-        return _number(row.difference, "+.4f")
-    low, high = _number(row.interval.low, "+.4f"), _number(row.interval.high, "+.4f")
-    return f"{_number(row.difference, '+.4f')} [{low}, {high}]"
+def interval_text(value: float | None, interval: Interval | None) -> str:
+    """A paired difference with the bounds of its interval, where it has one."""
+    if interval is None:
+        return number(value, "+.4f")
+    return f"{number(value, '+.4f')} [{number(interval.low, '+.4f')}, {number(interval.high, '+.4f')}]"
 
 
 def _timed(value: float | None, form: str, row: Row) -> str:
-    return _number(value, form) + ("†" if row.other_hardware and value is not None else "")
+    return number(value, form) + ("†" if row.other_hardware and value is not None else "")
 
 
 def _percent(value: float | None) -> str:
@@ -133,18 +135,18 @@ COLUMNS = (
     Column("arm", lambda row: row.arm, brief=True),
     Column("n", _count, brief=True),
     Column("val loss", _loss, brief=True),
-    Column("bits/byte", lambda row: _number(row.bits_per_byte, ".4f"), brief=True),
-    Column("Δ %", lambda row: _number(row.delta_percent, "+.2f"), brief=True),
-    Column("paired Δ [95 %]", _difference, brief=True),
+    Column("bits/byte", lambda row: number(row.bits_per_byte, ".4f"), brief=True),
+    Column("Δ %", lambda row: number(row.delta_percent, "+.2f"), brief=True),
+    Column("paired Δ [95 %]", lambda row: interval_text(row.difference, row.interval), brief=True),
     Column("below residual", lambda row: _percent(row.share_below), brief=True),
-    Column("tokens/s", lambda row: _number(row.tokens_per_second, ",.0f")),
+    Column("tokens/s", lambda row: number(row.tokens_per_second, ",.0f")),
     Column("tokens/s ×", lambda row: _timed(row.throughput_ratio, ".2f", row), brief=True),
     Column("loss at equal time", lambda row: _timed(row.loss_at_equal_time, ".4f", row)),
-    Column("peak MiB", lambda row: _number(row.peak_memory and row.peak_memory / 2**20, ",.0f")),
+    Column("peak MiB", lambda row: number(row.peak_memory and row.peak_memory / 2**20, ",.0f")),
     Column("memory ×", lambda row: _timed(row.memory_ratio, ".2f", row), brief=True),
-    Column("parameters", lambda row: _number(row.parameters, ",")),
-    Column("extra", lambda row: _number(row.extra_parameters, "+,"), brief=True),
-    Column("FLOPs/token", lambda row: _number(row.flops_per_token, ".3g")),
+    Column("parameters", lambda row: number(row.parameters, ",")),
+    Column("extra", lambda row: number(row.extra_parameters, "+,"), brief=True),
+    Column("FLOPs/token", lambda row: number(row.flops_per_token, ".3g")),
     Column("the paper's claim", lambda row: row.claim or "—"),
 )
 

@@ -38,7 +38,9 @@ def _state(grid: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_half_a_grid_is_balanced(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_grid_is_balanced_and_kept_runs_are_done(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arm in ("residual", "dar_full"):
         write_cell(tmp_path, data_folder, arm)
     order: list[tuple[str, int]] = []
@@ -46,6 +48,13 @@ def test_half_a_grid_is_balanced(tmp_path: Path, data_folder: Path, monkeypatch:
     grid = _grid(tmp_path, "micro_residual", "micro_dar_full", seeds=(3, 1))
     assert main(["grid", "run", str(grid), f"--runs_dir={tmp_path / 'runs'}"]) == 0
     assert order == [("residual", 3), ("dar_full", 3), ("residual", 1), ("dar_full", 1)]
+
+    order.clear()
+    (tmp_path / "kept" / "micro_dar_full").mkdir(parents=True)
+    (tmp_path / "kept" / "micro_dar_full" / "seed_3.json").write_text("{}")
+    call = ["grid", "run", str(grid), f"--runs_dir={tmp_path / 'runs'}", f"--kept={tmp_path / 'kept'}"]
+    assert main(call) == 0
+    assert order == [("residual", 3), ("residual", 1), ("dar_full", 1)]
 
 
 def test_a_grid_is_worked_once_and_becomes_a_table(

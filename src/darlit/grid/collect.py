@@ -29,7 +29,7 @@ def collect(grid: Grid, runs_dir: Path, out: Path, replace: bool = False) -> tup
     copied: list[Task] = []
     kept = 0
     for task in grid.tasks:
-        source, target = task.folder(runs_dir) / "summary.json", _target(task, out)
+        source, target = task.folder(runs_dir) / "summary.json", kept_summary(task, out)
         if not is_done(task.folder(runs_dir)):
             kept += target.is_file()
             continue
@@ -46,9 +46,10 @@ def collect(grid: Grid, runs_dir: Path, out: Path, replace: bool = False) -> tup
                 "or say what was wrong with it and add --replace"
             )
     for task in copied:
-        write_text(_target(task, out), (task.folder(runs_dir) / "summary.json").read_text(encoding="utf-8"))
+        write_text(kept_summary(task, out), (task.folder(runs_dir) / "summary.json").read_text(encoding="utf-8"))
     return copied, kept
 
 
-def _target(task: Task, out: Path) -> Path:
+def kept_summary(task: Task, out: Path) -> Path:
+    """Where a run's summary lies among collected ones."""
     return out / task.cell.name / f"seed_{task.seed}.json"

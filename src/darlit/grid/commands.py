@@ -14,7 +14,7 @@ from rich.live import Live
 from darlit.errors import DarlitError
 from darlit.grid import choices, local, plan, slurm
 from darlit.grid.cells import Grid, Task, read_grid
-from darlit.grid.collect import collect
+from darlit.grid.collect import collect, kept_summary
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.status import status_table
 from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
@@ -73,6 +73,7 @@ def _run_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--processes", type=int, default=1, help="runs at a time (default: 1)")
     verb.add_argument("--threads", type=int, help="computing threads of each (default: cores / processes)")
     verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N GPUs")
+    verb.add_argument("--kept", type=Path, metavar="FOLDER", help="collected summaries, whose runs are done too")
     verb.add_argument("--index", type=int, help="work this one run, as a Slurm array task does")
     verb.epilog = "What follows -- goes to darlit fit, the same for all runs: ... -- --trainer.accelerator=gpu"
 
@@ -147,7 +148,12 @@ def _run(grid: Grid, arguments: argparse.Namespace) -> int:
     if arguments.index is not None:
         return _run_one(grid, arguments)
     check_grid(grid)
-    left = [task for task in grid.tasks if not is_done(task.folder(arguments.runs_dir))]
+    kept = arguments.kept
+    left = [
+        task
+        for task in grid.tasks
+        if not is_done(task.folder(arguments.runs_dir)) and not (kept and kept_summary(task, kept).is_file())
+    ]
     left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # seed by seed: a part of a grid is balanced
     print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
     slots = local.make_slots(min(arguments.processes, max(1, len(left))), arguments.threads, arguments.gpus)

@@ -303,3 +303,14 @@ def test_last_is_the_last_state_also_when_it_is_not_the_best(tmp_path: Path, dat
     }
     assert steps["last"] == STEPS
     assert steps["best"] < STEPS
+
+
+def test_a_trainer_that_this_machine_cannot_have_is_one_line(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning.pytorch.accelerators.CUDAAccelerator.is_available", lambda: False)
+    cell = write_cell(tmp_path, data_folder, trainer__accelerator="gpu")
+    assert darlit(["fit", "--config", str(cell)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "--trainer.accelerator cpu" in error.splitlines()[-1]
+    assert "Traceback" not in error

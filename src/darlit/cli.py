@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
@@ -112,6 +113,12 @@ class DarlitCLI(LightningCLI):
                 super().instantiate_classes()
         except ValueError as error:
             raise _root_cause(error) from error
+        except MisconfigurationException as error:
+            reason = " ".join(str(error).split()).rstrip(".!")
+            raise DarlitError(
+                f"this trainer cannot be had here ({reason}); for a CPU add "
+                "--trainer.accelerator cpu --trainer.devices 1 --trainer.precision 32-true --trainer.strategy auto"
+            ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         folder = Path(self._option("trainer").default_root_dir)

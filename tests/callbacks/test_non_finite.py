@@ -18,14 +18,14 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], in_gradient: bool =
     """Make the loss, or one gradient, infinite at the given steps."""
     original = LanguageModule.training_step
 
-    def step(self: LanguageModule, tokens: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        loss = original(self, tokens, batch_idx)
+    def step(self: LanguageModule, tokens: torch.Tensor, batch_idx: int) -> dict[str, torch.Tensor]:
+        outputs = original(self, tokens, batch_idx)
         if self.global_step not in steps:
-            return loss
+            return outputs
         if in_gradient:
             weight = self.transformer.layers[1].attention.out.weight
-            return loss + (weight - weight.detach()).sum() * float("inf")
-        return loss * float("nan")
+            return {**outputs, "loss": outputs["loss"] + (weight - weight.detach()).sum() * float("inf")}
+        return {name: value * float("nan") for name, value in outputs.items()}
 
     monkeypatch.setattr(LanguageModule, "training_step", step)
 

@@ -1,16 +1,18 @@
 """Training in shards (FSDP2): which parameters travel together, in which dtype, and what a checkpoint is.
 
-Every rank keeps a slice of each parameter, its gradient and its moments, and gathers a layer while it works in it. A
-layer takes and returns a pathway's state, which FSDP cannot look into, so a layer's branches are the group that is
-gathered together. The embedding, the last norm, the head and the pathway are the root's group: gathered once a
-forward pass and kept until the backward pass is over, as every read needs the pathway.
+Every rank keeps a slice of each parameter, its gradient and its moments, and gathers a layer's matrices while it works
+in them. A layer takes and returns a pathway's state, which FSDP cannot look into, so the group that is gathered
+together is not the layer but the matrices of its branches. The embedding, all norms, the head and the pathway are the
+root's: gathered once a forward pass and kept until the backward pass is over, as every read needs the pathway.
 
-Under a bf16 precision the branches travel as bf16, which autocast would compute in anyhow, and the root's group in
-float32: the pathway's statistics, softmax and gates are those of one process. Gradients are averaged in float32.
+Under a bf16 precision the matrices travel as bf16, in which autocast would multiply them anyhow, and the root's group
+in float32: norms and the pathway's statistics, softmax and gates are those of one process. Gradients are averaged in
+float32.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +94,15 @@ def shard(transformer: Transformer, mesh: DeviceMesh, device: torch.device, prec
         device: where this rank computes.
         precision: Lightning's name for it.
     """
-    narrow = torch.bfloat16 if precision.startswith("bf16") else None
-    branches = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    root = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    root = MixedPrecisionPolicy(cast_forward_inputs=False)
+    branches = replace(root, param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if "bf16" in precision else root
     for layer in transformer.layers:
         assert isinstance(layer, Layer)
-        fully_shard([layer.attention, layer.feed_forward], mesh=mesh, mp_policy=branches)
+        matrices = [module for branch in (layer.attention, layer.feed_forward) for module in _matrices(branch)]
+        for module in matrices:
+            for gain in _norms(module):
+                fully_shard(gain, mesh=mesh, reshard_after_forward=False, mp_policy=root)
+        fully_shard(matrices, mesh=mesh, mp_policy=branches)
     fully_shard(transformer, mesh=mesh, mp_policy=root)
     for door in ("hidden", "losses"):
         register_fsdp_forward_method(transformer, door)
@@ -110,6 +115,17 @@ def shard(transformer: Transformer, mesh: DeviceMesh, device: torch.device, prec
 def is_sharded(module: nn.Module) -> bool:
     """Whether `shard` has been here."""
     return isinstance(module, FSDPModule)
+
+
+def _matrices(branch: nn.Module) -> list[nn.Module]:
+    """The modules of a branch that hold its matrices: its linear layers, or itself where it has parameters."""
+    if next(branch.parameters(recurse=False), None) is not None:
+        return [branch]
+    return [module for module in branch.children() if not isinstance(module, nn.RMSNorm)]
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    return [child for child in module.modules() if isinstance(child, nn.RMSNorm)]
 
 
 def _draw_as_construction_does(transformer: Transformer) -> None:

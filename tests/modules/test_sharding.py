@@ -1,0 +1,107 @@
+"""Sharded training is training: the same initial values, losses, gradients and steps as one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import darlit
+from modules.sharded_steps import CASES, RECOMPUTED, STEPS, train
+
+TESTS = Path(__file__).parent.parent
+
+
+def run_ranks(world: int, program: str, *arguments: Any, timeout: float = 600) -> None:
+    """Run a program of tests/modules once for each rank, all on this machine; all must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(Path(darlit.__file__).parent.parent)]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(TESTS / "modules" / program), str(world), *map(str, arguments)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**variables, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, output in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, output[-4000:]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks did in every case."""
+    out = tmp_path_factory.mktemp("ranks")
+    run_ranks(2, "sharded_steps.py", out)
+    return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@cache
+def one_process(case: str, precision: str = "32-true", steps: int = STEPS) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return train(case, 0, 1, precision, steps)
+
+
+def assert_close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
+    """Relative difference of whole tensors."""
+    difference = (actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
+    assert difference <= tolerance, f"{what}: {difference:.2e}"
+
+
+@pytest.mark.parametrize("name", [*CASES, *(f"{case} recomputed" for case in RECOMPUTED)])
+def test_two_ranks_take_the_steps_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+    """Also with activation checkpointing, which one process does without."""
+    expected, actual = one_process(name.split()[0]), ranks[0][name]
+    assert len(expected["steps"]) == len(actual["steps"]) == STEPS
+    for number, step in enumerate(expected["steps"]):
+        losses = torch.stack([rank[name]["steps"][number]["losses"][0] for rank in ranks])
+        assert_close(losses, torch.stack(step["losses"]), f"losses of step {number}")
+        assert_close(actual["steps"][number]["norm"], step["norm"], f"norm of step {number}", 1e-6)  # logged in float32
+        gradients = actual["steps"][number]["gradients"]
+        assert gradients.keys() == step["gradients"].keys()
+        for parameter, gradient in step["gradients"].items():
+            assert_close(gradients[parameter], gradient, f"gradient of {parameter} in step {number}", 1e-7)
+    assert expected["steps"][0]["norm"] > 0.5, "nothing is clipped: the test would not see it"
+    for parameter, value in expected["final"].items():
+        assert_close(actual["final"][parameter], value, parameter, 1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_initial_values_are_those_of_one_process_bit_for_bit(ranks: list[dict[str, Any]], name: str) -> None:
+    expected, actual = one_process(name)["initial"], ranks[0][name]["initial"]
+    assert expected.keys() == actual.keys()
+    for parameter, value in expected.items():
+        assert torch.equal(actual[parameter], value), parameter
+
+
+def test_matrices_travel_as_bf16_and_the_pathway_computes_in_float32(ranks: list[dict[str, Any]]) -> None:
+    """The first step's gradients are bit for bit those of one process under autocast, the pathway's among them."""
+    expected, actual = one_process("dar_block", "bf16-mixed", 1)["steps"][0], ranks[0]["dar_block bf16"]["steps"][0]
+    for parameter, gradient in expected["gradients"].items():
+        assert torch.equal(actual["gradients"][parameter], gradient), parameter

@@ -15,13 +15,17 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @st.composite
-def cases(draw: Any) -> dict[str, Any]:
+def cases(draw: Any, widened: bool) -> dict[str, Any]:
+    """A pathway, its options and what flows through it; ``widened``: mHC too, which has no Triton kernels."""
     layers = draw(st.integers(1, 4))
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 70)))
-    options: dict[str, Any] = {"query_init_std": 0.02}
-    if draw(st.booleans()):
-        name = "dar"
-        options |= {
+    name = draw(st.sampled_from(("dar", "attnres", "mhc") if widened else ("dar", "attnres")))
+    options: dict[str, Any] = {}
+    if name == "mhc":
+        options = {"num_streams": draw(st.integers(1, 5)), "dynamic_scale": 0.5}
+    elif name == "dar":
+        options = {
+            "query_init_std": 0.02,
             "block_size": draw(st.integers(1, layers)),
             "route": draw(st.sampled_from(ROUTES)),
             "gates": draw(st.sampled_from(("static", "dynamic"))),
@@ -30,8 +34,8 @@ def cases(draw: Any) -> dict[str, Any]:
         if options["block_size"] > 1:
             options["include_partial"] = draw(st.booleans())
     else:
-        name = "attnres"
-        options |= {
+        options = {
+            "query_init_std": 0.02,
             "block_size": draw(st.integers(0, layers)),
             "num_queries": draw(st.integers(1, 3)),
             "sep_v": draw(st.booleans()),

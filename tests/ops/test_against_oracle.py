@@ -22,7 +22,7 @@ EXAMPLES = 6 if INTERPRETED else 40
 def drawn(examples: int):
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return lambda test: settings(max_examples=examples, deadline=None, suppress_health_check=checks)(
-        given(case=drawn_cases.cases())(test)
+        given(case=drawn_cases.cases(widened=not INTERPRETED))(test)
     )
 
 

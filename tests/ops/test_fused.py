@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from darlit import pathways
 from darlit.errors import DarlitError
-from darlit.ops import cpu, fused, reference
+from darlit.ops import cpu, fused, mixing, reference
 from darlit.ops.dispatch import choose
 
 BRANCHES, WIDTH = 6, 24
@@ -48,23 +48,24 @@ def gradients(pathway, x, weights, run):
     return [loss, *torch.autograd.grad(loss, [x, *weights, *pathway.parameters()])]
 
 
+def count_calls(monkeypatch, calls, module, function, side):
+    original = getattr(module, function)
+
+    def call(*arguments, **named):
+        calls[side] += 1
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(module, function, call)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("implementation", ["auto", "cpu", "reference"])
 def test_what_was_chosen_runs(monkeypatch, implementation, training):
     """Spies on both sides, in training and in evaluation."""
     calls = {"cpu": 0, "reference": 0}
 
-    def spied(module, function, side):
-        original = getattr(module, function)
-
-        def call(*arguments, **named):
-            calls[side] += 1
-            return original(*arguments, **named)
-
-        monkeypatch.setattr(module, function, call)
-
-    spied(cpu, "depth_read", "cpu")
-    spied(reference, "depth_mix", "reference")
+    count_calls(monkeypatch, calls, cpu, "depth_read", "cpu")
+    count_calls(monkeypatch, calls, reference, "depth_mix", "reference")
     pathway, x, weights = setup(implementation=implementation)
     with torch.set_grad_enabled(training):
         forward(pathway, x, weights)
@@ -73,8 +74,24 @@ def test_what_was_chosen_runs(monkeypatch, implementation, training):
     assert sum(calls.values()) == calls[ran]
 
 
-def test_training_and_evaluation_agree():
-    pathway, x, weights = setup()
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("implementation", ["auto", "cpu", "reference"])
+def test_what_was_chosen_mixes_the_streams(monkeypatch, implementation, training):
+    calls = {"cpu": 0, "reference": 0}
+    count_calls(monkeypatch, calls, cpu, "stream_mix", "cpu")
+    count_calls(monkeypatch, calls, cpu, "vector_logits", "cpu")
+    count_calls(monkeypatch, calls, reference, "depth_mix", "reference")
+    pathway, x, weights = setup("mhc", implementation, num_streams=2)
+    with torch.set_grad_enabled(training):
+        forward(pathway, x, weights)
+    # Reads and, but for the first and the last branch, writes of two streams; or reads, writes and logits.
+    expected = {"reference": BRANCHES + 2 * (BRANCHES - 2)} if implementation == "reference" else {"cpu": 3 * BRANCHES}
+    assert {side: count for side, count in calls.items() if count} == expected
+
+
+@pytest.mark.parametrize("name", ["attnres", "dar", "mhc"])
+def test_training_and_evaluation_agree(name):
+    pathway, x, weights = setup(name)
     with torch.no_grad():
         evaluated = forward(pathway, x, weights)
     assert torch.equal(forward(pathway, x, weights), evaluated)
@@ -96,7 +113,7 @@ def test_a_probe_takes_the_reference():
     assert probe.seen == 2 * (BRANCHES + 1)
 
 
-@pytest.mark.parametrize("name", ["attnres", "dar"])
+@pytest.mark.parametrize("name", ["attnres", "dar", "mhc"])
 def test_recomputation_changes_nothing(name):
     pathway, x, weights = setup(name)
     plain = gradients(pathway, x, weights, forward)
@@ -105,7 +122,7 @@ def test_recomputation_changes_nothing(name):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["attnres", "dar"])
+@pytest.mark.parametrize("name", ["attnres", "dar", "mhc"])
 def test_compiled_in_one_graph(name):
     pathway, x, weights = setup(name)
     plain = gradients(pathway, x, weights, forward)
@@ -133,6 +150,9 @@ def test_operators_declare_what_they_do():
     logits = [torch.randn(3, 2, 2) for _ in range(2)]
     read = (streams, logits, [0, 1], [], torch.tensor([0.5, 0.5]), [0, 1], True, "cpu")
     torch.library.opcheck(fused.depth_read, read, test_utils=("test_schema", "test_faketensor"))
+    coefficients = torch.randn(1, 3, 8, requires_grad=True)
+    torch.library.opcheck(mixing.stream_mix, (streams, coefficients, "cpu"))
+    torch.library.opcheck(mixing.vector_logits, (streams, torch.randn(5, 4, 8, requires_grad=True), 1e-6, "cpu"))
 
 
 def test_what_cannot_be_served_is_refused():

@@ -38,14 +38,11 @@ def depth_read(
     ``sources``: S * M, streams of one source side by side. ``logits``: S of ``[N, J, R_s]``; this read's is
     ``logits[s][..., columns[s]]``. ``shares``: ``[J]`` or ``[N, J]``.
     """
-    tokens, width = out.shape
     targets = len(value_streams)
     count = len(logits)
     _call(
         "darlit_depth_read",
-        c_int(DTYPES[out.dtype]),
-        c_int64(tokens),
-        c_int(width),
+        *_shape(out),
         c_int(count),
         c_int(len(sources) // count),
         c_int(targets),
@@ -77,13 +74,10 @@ def depth_read_backward(
 
     From the output and its spreads or, where there is no ``out``, from the sources; these as in `depth_read`.
     """
-    tokens, width = gradient.shape
     count = len(logits)
     _call(
         "darlit_depth_read_backward",
-        c_int(DTYPES[gradient.dtype]),
-        c_int64(tokens),
-        c_int(width),
+        *_shape(gradient),
         c_int(count),
         c_int(len(sources) // max(count, 1)),
         c_int(lse_NJ.shape[1]),
@@ -117,12 +111,9 @@ def stream_write(
 
     No ``output``: the streams are ``carried`` as it is, and ``written`` is empty.
     """
-    tokens, width = (carried[0] if output is None else output).shape
     _call(
         "darlit_stream_write",
-        c_int(DTYPES[(carried[0] if output is None else output).dtype]),
-        c_int64(tokens),
-        c_int(width),
+        *_shape(carried[0] if output is None else output),
         c_int(scale_NM.shape[1]),
         c_int(logits_NJR.shape[1]),
         c_int(logits_NJR.shape[2]),
@@ -164,13 +155,10 @@ def stream_write_backward(
 
     ``gates_gradient`` ``[N, M + 1]``: one a beta, then rho.
     """
-    tokens, width = written[0].shape
     count = len(answers)
     _call(
         "darlit_stream_write_backward",
-        c_int(DTYPES[written[0].dtype]),
-        c_int64(tokens),
-        c_int(width),
+        *_shape(written[0]),
         c_int(scale_NM.shape[1]),
         c_int(logits_NJR.shape[1]),
         c_int(logits_NJR.shape[2]),
@@ -199,6 +187,86 @@ def stream_write_backward(
     )
 
 
+def stream_mix(sources: Sequence[Tensor], coefficients: Tensor, mixed: Sequence[Tensor]) -> None:
+    """Fill O ``mixed`` from S ``sources``. ``coefficients``: ``[O S]`` or ``[N, O S]``."""
+    _call(
+        "darlit_stream_mix",
+        *_shape(sources[0]),
+        c_int(len(mixed)),
+        c_int(len(sources)),
+        _rows(sources),
+        _address(coefficients),
+        c_int64(_token_stride(coefficients)),
+        _rows(mixed),
+        c_int(torch.get_num_threads()),
+    )
+
+
+def stream_mix_backward(
+    gradients: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    coefficients: Tensor,
+    source_gradients: Sequence[Tensor],
+    coefficients_gradient: Tensor,
+) -> None:
+    """Fill the gradients; that of the coefficients is ``[N, O S]`` whether tokens share them or not."""
+    _call(
+        "darlit_stream_mix_backward",
+        *_shape(sources[0]),
+        c_int(len(gradients)),
+        c_int(len(sources)),
+        _rows(gradients),
+        _rows(sources),
+        _address(coefficients),
+        c_int64(_token_stride(coefficients)),
+        _rows(source_gradients),
+        _address(coefficients_gradient),
+        c_int(torch.get_num_threads()),
+    )
+
+
+def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, logits: Tensor, scale_N: Tensor) -> None:
+    """Fill the logits, C a token, and the scales."""
+    _call(
+        "darlit_vector_logits",
+        *_shape(streams[0]),
+        c_int(len(streams)),
+        c_int(len(weights_CMD)),
+        _rows(streams),
+        _address(weights_CMD),
+        c_float(eps),
+        _address(logits),
+        _address(scale_N),
+        c_int(torch.get_num_threads()),
+    )
+
+
+def vector_logits_backward(
+    gradient: Tensor,
+    logits: Tensor,
+    scale_N: Tensor,
+    streams: Sequence[Tensor],
+    weights_CMD: Tensor,
+    stream_gradients: Sequence[Tensor],
+    weights_gradient: Tensor,
+) -> None:
+    """Fill the streams' gradients and add to that of the weights."""
+    _call(
+        "darlit_vector_logits_backward",
+        *_shape(streams[0]),
+        c_int(len(streams)),
+        c_int(len(weights_CMD)),
+        _address(gradient),
+        _address(logits),
+        _address(scale_N),
+        _rows(streams),
+        _address(weights_CMD),
+        _rows(stream_gradients),
+        _address(weights_gradient),
+        c_int(torch.get_num_threads()),
+    )
+
+
 def _call(name: str, *arguments: object) -> None:
     loaded = library()
     if loaded is None:
@@ -206,6 +274,12 @@ def _call(name: str, *arguments: object) -> None:
     function = getattr(loaded, name)
     function.restype = None
     function(*arguments)
+
+
+def _shape(x_ND: Tensor) -> tuple[c_int, c_int64, c_int]:
+    """How every kernel begins: element type, N, D."""
+    tokens, width = x_ND.shape
+    return c_int(DTYPES[x_ND.dtype]), c_int64(tokens), c_int(width)
 
 
 def _rows(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_int64] | None:

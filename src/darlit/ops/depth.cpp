@@ -7,8 +7,6 @@
 
 namespace darlit {
 
-constexpr int TOKENS = 8;  // tokens that share one load of the queries
-
 template <class T>
 void depth_read(int64_t tokens, int width, int sources, int streams, int targets, const int* value_streams,
                 const Rows* source, const float* const* logits, const int64_t* logits_row,
@@ -338,13 +336,6 @@ void stream_write_backward(int64_t tokens, int width, int streams, int targets, 
 }
 
 }  // namespace darlit
-
-#define DARLIT_FOR_TYPE(function, ...)                                \
-    switch (type) {                                                   \
-        case 0: return darlit::function<float>(__VA_ARGS__);          \
-        case 1: return darlit::function<darlit::Brain>(__VA_ARGS__);  \
-        case 2: return darlit::function<darlit::Half>(__VA_ARGS__);   \
-    }
 
 extern "C" {
 

@@ -22,13 +22,13 @@ Shapes: B batch, T token, N = B T, D width, S sources of a read, M streams, J ta
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from darlit.ops.layout import backend, gate, gate_gradient, rows
 
 TICKETS_PER_READ = 2
 """One for the gradient of the read's output, one for its scalars."""
@@ -77,15 +77,15 @@ def stream_write(
         The M written streams (none without an output), logits ``[N, J, R]``, key scales ``[N, M]``, tickets.
     """
     written, logits_NJR, scale_NM, handed_out = _new_write(carried, output, beta, queries, tickets)
-    _backend(implementation).stream_write(
-        [_rows(x) for x in carried],
-        None if output is None else _rows(output),
-        _gate(rho),
-        _gate(beta),
+    backend(implementation).stream_write(
+        [rows(x) for x in carried],
+        None if output is None else rows(output),
+        gate(rho),
+        gate(beta),
         queries.float().contiguous(),
         key_streams,
         eps,
-        [_rows(x) for x in written],
+        [rows(x) for x in written],
         logits_NJR,
         scale_NM,
     )
@@ -132,31 +132,30 @@ def stream_write_backward(
     ``gradients`` belong to the streams ``gradient_streams``; ``answers`` are pairs, one pair a read in
     ``answer_reads``.
     """
-    backend = _backend(implementation)
     streams = scale.shape[1]
     by_stream: list[Tensor | None] = [None] * streams
     for stream, gradient in zip(gradient_streams, gradients, strict=True):
-        by_stream[stream] = _rows(gradient)
+        by_stream[stream] = rows(gradient)
     carried_gradients, output_gradients, gates_gradients = _new_gradients(carried, output, scale)
     queries_gradient = torch.zeros_like(queries, dtype=torch.float32, memory_format=torch.contiguous_format)
-    backend.stream_write_backward(
-        [_rows(x) for x in written],
+    backend(implementation).stream_write_backward(
+        [rows(x) for x in written],
         logits,
         scale,
         by_stream if gradients else [],
         [
-            (read, _rows(gradient), _rows(scalars))
+            (read, rows(gradient), rows(scalars))
             for read, gradient, scalars in zip(answer_reads, answers[::2], answers[1::2], strict=True)
         ],
-        [_rows(x) for x in carried],
-        None if output is None else _rows(output),
-        _gate(rho),
-        _gate(beta),
+        [rows(x) for x in carried],
+        None if output is None else rows(output),
+        gate(rho),
+        gate(beta),
         queries.float().contiguous(),
         key_streams,
         value_streams,
-        [_rows(x) for x in carried_gradients],
-        _rows(output_gradients[0]) if output_gradients else None,
+        [rows(x) for x in carried_gradients],
+        rows(output_gradients[0]) if output_gradients else None,
         gates_gradients[0] if gates_gradients else None,
         queries_gradient,
     )
@@ -231,8 +230,8 @@ def _write_backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]
     output_gradient, rho_gradient, beta_gradient = None, None, None
     if output is not None:
         output_gradient, gates_NG = rest[:2]
-        rho_gradient = None if rho is None else _gate_gradient(rho, gates_NG[:, ctx.streams :])
-        beta_gradient = None if beta is None else _gate_gradient(beta, gates_NG[:, : ctx.streams])
+        rho_gradient = None if rho is None else gate_gradient(rho, gates_NG[:, ctx.streams :])
+        beta_gradient = None if beta is None else gate_gradient(beta, gates_NG[:, : ctx.streams])
     queries_gradient = rest[-1].to(queries.dtype)
     return (carried_gradients, output_gradient, rho_gradient, beta_gradient, queries_gradient, *[None] * 5)
 
@@ -267,14 +266,14 @@ def depth_read(
         x ``[B, T, D]``, the log-sum-exp ``[N, J]``, and J - 1 spreads ``[B, T, D]`` where asked for.
     """
     out, lse_NJ, *spreads = _new_read(sources, value_streams, keep_spreads)
-    _backend(implementation).depth_read(
-        [_rows(x) for x in sources],
+    backend(implementation).depth_read(
+        [rows(x) for x in sources],
         logits,
         columns,
-        _gate(shares),
+        gate(shares),
         value_streams,
-        _rows(out),
-        [_rows(x) for x in spreads],
+        rows(out),
+        [rows(x) for x in spreads],
         lse_NJ,
     )
     return [out, lse_NJ, *spreads]
@@ -312,15 +311,15 @@ def depth_read_backward(
     From ``out`` and its spreads or, without them, from the sources.
     """
     answer_N3J = lse.new_empty(lse.shape[0], 3 * lse.shape[1])
-    _backend(implementation).depth_read_backward(
-        _rows(gradient),
-        None if out is None else _rows(out),
-        [_rows(x) for x in spreads],
-        [_rows(x) for x in sources],
+    backend(implementation).depth_read_backward(
+        rows(gradient),
+        None if out is None else rows(out),
+        [rows(x) for x in spreads],
+        [rows(x) for x in sources],
         logits,
         columns,
         lse,
-        _gate(shares),
+        gate(shares),
         value_streams,
         answer_N3J,
     )
@@ -366,7 +365,7 @@ def _read_backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
         else (None, [], kept[:num_sources], kept[num_sources:], ctx.columns)
     )
     answer_N3J = depth_read_backward(gradient, *mixed, lse, shares, ctx.value_streams, ctx.implementation)
-    shares_gradient = _gate_gradient(shares, answer_N3J[:, 2 * lse.shape[1] :])
+    shares_gradient = gate_gradient(shares, answer_N3J[:, 2 * lse.shape[1] :])
     tickets = [gradient, answer_N3J] * (num_tickets // TICKETS_PER_READ)
     return (*nothing, tickets, shares_gradient, None, None, None)
 
@@ -374,34 +373,11 @@ def _read_backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
 depth_read.register_autograd(_read_backward, setup_context=_save_read)
 
 
-def _backend(implementation: str) -> ModuleType:
-    name = {"cpu": "darlit.ops.cpu", "triton": "darlit.ops.triton_kernels"}[implementation]
-    return importlib.import_module(name)
-
-
 def _count(carried: Sequence[Tensor], beta: Tensor | None) -> int:
     """M: the streams that exist, or as many as there are betas for an empty partial."""
     if carried:
         return len(carried)
     return 1 if beta is None else beta.shape[-1]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """``[N, D]``, the last dimension contiguous; a view where the strides allow one."""
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _gate(gate: Tensor | None) -> Tensor | None:
-    """``[G]`` for all tokens or ``[N, G]``, in float32."""
-    return (
-        None if gate is None else gate.float().reshape(*([-1] if gate.dim() > 1 else []), gate.shape[-1]).contiguous()
-    )
-
-
-def _gate_gradient(gate: Tensor, gradient_NG: Tensor) -> Tensor:
-    summed = gradient_NG.sum(0) if gate.dim() == 1 else gradient_NG
-    return summed.reshape(gate.shape).to(gate.dtype)
 
 
 def _new_write(

@@ -142,8 +142,9 @@ constexpr int64_t LARGE = 1 << 20;
 // A row to write: streamed where the whole tensor is large and every vector of it aligned.
 template <class T>
 struct Output {
-    T* row;
-    bool streamed;
+    T* row = nullptr;
+    bool streamed = false;
+    Output() = default;
     Output(const Rows& rows, int64_t n, int64_t tokens, int width) : row(rows.row<T>(n)) {
         constexpr int64_t bytes = sizeof(typename Vector<T>::type), element = sizeof(T);
         streamed = tokens * width * element >= LARGE && reinterpret_cast<uintptr_t>(rows.base) % bytes == 0 &&
@@ -172,6 +173,7 @@ inline std::vector<float> padded_rows(const float* rows, int count, int width, i
     return copy;
 }
 
+constexpr int TOKENS = 8;    // a block of tokens shares one load of queries or weights
 constexpr int TOGETHER = 8;  // rows followed at once: a processor prefetches so many streams and hardly more
 
 // mixed[j] = sum_s weight[j * sources + s] row[j * sources + s], TARGETS at a time in registers.
@@ -271,3 +273,11 @@ void products_with_all(const float* x, const float* w, int reads, int wide, floa
 }
 
 }  // namespace darlit
+
+// Calls the function for the element type that a caller outside C++ names by number.
+#define DARLIT_FOR_TYPE(function, ...)                                \
+    switch (type) {                                                   \
+        case 0: return darlit::function<float>(__VA_ARGS__);          \
+        case 1: return darlit::function<darlit::Brain>(__VA_ARGS__);  \
+        case 2: return darlit::function<darlit::Half>(__VA_ARGS__);   \
+    }

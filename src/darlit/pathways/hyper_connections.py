@@ -29,7 +29,7 @@ from darlit.errors import DarlitError
 from darlit.ops import reference
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
 from darlit.pathways.cost import Cost
-from darlit.pathways.streams import Mixing, WidenedStreams
+from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,11 @@ class HyperConnections(WidenedStreams):
                 self.alpha_scale_I.fill_(self.options.dynamic_scale)
                 self.beta_scale_I.fill_(self.options.dynamic_scale)
 
-    def mixing(self, branch: int, streams: Streams) -> Mixing:
+    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
+        del implementation
+        return recomputed(self._mixing, branch, streams)
+
+    def _mixing(self, branch: int, streams: Streams) -> Mixing:
         pre, post, res = (reference.wide(table[branch]) for table in (self.pre_IN, self.post_IN, self.res_INN))
         if self.dynamic:
             alpha, beta = (reference.wide(scale[branch]) for scale in (self.alpha_scale_I, self.beta_scale_I))

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from darlit.ops import mixing as operators
 from darlit.ops import reference
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
 from darlit.pathways.cost import Cost
-from darlit.pathways.streams import Mixing, WidenedStreams
+from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
 
 SINKHORN_ITERATIONS = 20
 """The paper's."""
@@ -73,6 +74,7 @@ class ManifoldHyperConnections(WidenedStreams):
     source = "arXiv 2512.24880"
     keeps = "the streams"
     Options = ManifoldHyperConnectionsOptions
+    implementations = ("auto", "reference", "cpu")
 
     def __init__(
         self, num_branches: int, width: int, options: ManifoldHyperConnectionsOptions, norm_eps: float
@@ -106,9 +108,19 @@ class ManifoldHyperConnections(WidenedStreams):
             for rows_CND in self.projections_CND:
                 rows_CND.zero_()
 
-    def mixing(self, branch: int, streams: Streams) -> Mixing:
+    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
+        if implementation == "reference":
+            return recomputed(self._mixing, branch, streams)
+        weights_CND = self.projections_CND[branch]
+        logits, _ = operators.vector_logits(list(streams), weights_CND, self.norm_eps, implementation)
+        return recomputed(self._gates, branch, logits)
+
+    def _mixing(self, branch: int, streams: Streams) -> Mixing:
+        return self._gates(branch, vector_logits(streams, self.projections_CND[branch], self.norm_eps))
+
+    def _gates(self, branch: int, logits: Tensor) -> Mixing:
+        """Equations of the three matrices, from ``x' phi``, ``[B, T, C]``."""
         n, slot, wide = self.num_streams, self.res_slot.get(branch), reference.wide
-        logits = vector_logits(streams, self.projections_CND[branch], self.norm_eps)
         pre = wide(self.pre_scale_I[branch]) * logits[..., :n] + wide(self.pre_bias_IN[branch])
         post = wide(self.post_scale_I[branch]) * logits[..., n : 2 * n] + wide(self.post_bias_IN[branch])
         if slot is None:

@@ -14,12 +14,15 @@ Shapes: B batch, T token, D width, N streams; a coefficient is a scalar, or ``[B
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from darlit.ops import mixing as operators
 from darlit.ops import reference
 from darlit.pathways.contract import Pathway, PathwayState, Probe, Streams, observe
 
@@ -35,43 +38,62 @@ class Mixing(NamedTuple):
     """``[N, N]`` or ``[B, T, N, N]``, row: the stream written, column: the stream it comes from; None: identity."""
 
 
+def recomputed(function: Callable[..., Mixing], *arguments: Any) -> Mixing:
+    """``function(*arguments)``, computed again in the backward pass: what it would keep between is many small steps,
+    wide copies of narrow streams or every iterate of Sinkhorn."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
 @dataclass(kw_only=True)
 class StreamsState(PathwayState):
     streams: Streams
+    implementation: str
+    """What `darlit.ops.dispatch.choose` chose."""
     mixing: Mixing | None = None
     """Of the branch that was read and not yet written."""
 
     def _read(self, branch: int) -> Tensor:
-        # Computed again in the backward pass: what it would keep are wide copies of narrow streams, and every iterate
-        # of Sinkhorn.
-        mixing = checkpoint(self.pathway.mixing, branch, self.streams, use_reentrant=False, preserve_rng_state=False)
+        mixing = self.pathway.mixing(branch, self.streams, self.implementation)
         self.mixing = mixing
         if self.probe is not None:
             self.probe.gate("pre", branch, mixing.pre)
             self.probe.gate("post", branch, mixing.post)
             if mixing.res is not None:
                 self.probe.gate("res", branch, mixing.res)
+        if self.implementation != "reference":
+            return operators.stream_mix(list(self.streams), mixing.pre, self.implementation)[0]
         return reference.depth_mix(self.streams, mixing.pre.unbind(-1))
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         assert self.mixing is not None  # the contract has seen to it that read(branch) came first
-        _, post, res = self.mixing
-        if res is None:
-            added = (weight.unsqueeze(-1) * output_BTD for weight in post.unbind(-1))
-            streams = tuple((x + y).to(x.dtype) for x, y in zip(self.streams, added, strict=True))
-        else:
-            sources = (*self.streams, output_BTD)
-            rows = zip(res.unbind(-2), post.unbind(-1), strict=True)
-            streams = tuple(reference.depth_mix(sources, (*row.unbind(-1), weight)) for row, weight in rows)
+        write = _reference_write if self.implementation == "reference" else self._fused_write
+        streams = write(self.streams, output_BTD, self.mixing)
         if self.pathway.ends_layer(branch):
             streams = observe(self.probe, self.pathway.depth(branch), streams)
         self.streams, self.mixing = streams, None
+
+    def _fused_write(self, streams: Streams, output_BTD: Tensor, mixing: Mixing) -> Streams:
+        _, post, res = mixing
+        if res is None:
+            identity = torch.eye(len(streams), dtype=post.dtype, device=post.device)
+            res = identity.expand(*post.shape, len(streams))
+        coefficients = torch.cat([res, post.unsqueeze(-1)], dim=-1).flatten(-2)
+        return tuple(operators.stream_mix([*streams, output_BTD], coefficients, self.implementation))
 
     def _finish(self) -> Tensor:
         total_BTD = self.streams[0]
         for stream_BTD in self.streams[1:]:
             total_BTD = total_BTD + stream_BTD
         return total_BTD
+
+
+def _reference_write(streams: Streams, output_BTD: Tensor, mixing: Mixing) -> Streams:
+    _, post, res = mixing
+    if res is None:
+        added = (weight.unsqueeze(-1) * output_BTD for weight in post.unbind(-1))
+        return tuple((x + y).to(x.dtype) for x, y in zip(streams, added, strict=True))
+    rows = zip(res.unbind(-2), post.unbind(-1), strict=True)
+    return tuple(reference.depth_mix((*streams, output_BTD), (*row.unbind(-1), weight)) for row, weight in rows)
 
 
 class WidenedStreams(Pathway):
@@ -82,9 +104,15 @@ class WidenedStreams(Pathway):
         return self.options.num_streams
 
     @abstractmethod
-    def mixing(self, branch: int, streams: Streams) -> Mixing:
+    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
         """The coefficients of a branch, from the streams as they are before it."""
 
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> StreamsState:
         streams = observe(probe, 0, (embedding_BTD,) * self.num_streams)
-        return StreamsState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, streams=streams)
+        return StreamsState(
+            pathway=self,
+            probe=probe,
+            embedding_BTD=embedding_BTD,
+            streams=streams,
+            implementation=self.implementation_for(embedding_BTD, probe),
+        )

@@ -1,0 +1,33 @@
+"""How the operators hand tensors to a backend of kernels: rows of ``[N, D]`` and float32 coefficients."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from torch import Tensor
+
+
+def backend(implementation: str) -> ModuleType:
+    """The module with the kernels: ``cpu`` or ``triton``."""
+    name = {"cpu": "darlit.ops.cpu", "triton": "darlit.ops.triton_kernels"}[implementation]
+    return importlib.import_module(name)
+
+
+def rows(x: Tensor) -> Tensor:
+    """``[N, D]``, the last dimension contiguous; a view where the strides allow one."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def gate(values: Tensor | None) -> Tensor | None:
+    """``[G]`` for all tokens, or ``[N, G]`` from ``[B, T, G]``; in float32 and contiguous."""
+    if values is None:
+        return None
+    return (values if values.dim() == 1 else values.reshape(-1, values.shape[-1])).float().contiguous()
+
+
+def gate_gradient(values: Tensor, gradient_NG: Tensor) -> Tensor:
+    """What a gate gets of its gradient per token: the sum, where all tokens share it."""
+    summed = gradient_NG.sum(0) if values.dim() == 1 else gradient_NG
+    return summed.reshape(values.shape).to(values.dtype)

@@ -19,6 +19,7 @@ VERBS = {
     "results": ("darlit.grid.results", "one table from the run folders"),
     "pathways": ("darlit.pathways.table", "every residual pathway: state kept, cost, parameters, source"),
     "bench": ("darlit.bench", "what each pathway costs, side by side in one run"),
+    "plan": ("darlit.grid.plan", "what an experiment or a grid will cost: parameters, memory, GPU-hours"),
     "grid": ("darlit.grid.commands", "check, plan, submit, run and follow a grid of cells"),
     "analyze": ("darlit.analysis.commands", "CKA of streams, rescue gain, depth weights: numbers and pictures"),
     "generate": ("darlit.generation", "text from a trained model"),

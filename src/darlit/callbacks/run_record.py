@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from darlit.atomic import write_text
-from darlit.backbone.flops import training_flops_per_token
+from darlit.backbone.sizes import parameter_counts, training_flops_per_token
 from darlit.callbacks.hardware import git_revision, hardware, peak_memory_bytes, versions
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.throughput import Throughput
@@ -135,8 +135,6 @@ class RunRecord(pl.Callback):
     def _summary(self, trainer: pl.Trainer, module: LanguageModule) -> dict[str, Any]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         throughput = self._find(trainer, Throughput)
-        pathway = module.transformer.pathway
-        total = sum(parameter.numel() for parameter in module.transformer.parameters())
         val_tokens = self.val_batches * data.batch_size * trainer.world_size * data.sequence_length
         return {
             "schema_version": SCHEMA_VERSION,
@@ -174,11 +172,7 @@ class RunRecord(pl.Callback):
             "tokens_per_second": throughput.tokens_per_second,
             "step_time_median_s": throughput.step_time_median,
             "peak_memory_bytes": self.peak_memory,
-            "parameters": {
-                "total": total,
-                "active": total,
-                "pathway": sum(parameter.numel() for parameter in pathway.parameters()),
-            },
+            "parameters": parameter_counts(module.transformer)._asdict(),
             "flops_per_token": training_flops_per_token(module.transformer),
             "wall_time_s": self._wall_time(),
             "restarts": self.restarts,

@@ -93,6 +93,7 @@ def _choose_options(verb: argparse.ArgumentParser) -> None:
 
 _USER_FILE = "~/.config/darlit/cluster.yaml"
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "plan": plan.add_options,
     "submit": _submit_options,
     "run": _run_options,
     "status": _status_options,
@@ -114,10 +115,9 @@ def _list(grid: Grid, _: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(grid: Grid, _: argparse.Namespace) -> int:
+def _plan(grid: Grid, arguments: argparse.Namespace) -> int:
     check_grid(grid)
-    _console().print(plan.plan_table(grid))
-    return 0
+    return plan.run(grid.cells, arguments)
 
 
 def _submit(grid: Grid, arguments: argparse.Namespace) -> int:

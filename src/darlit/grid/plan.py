@@ -1,105 +1,81 @@
-"""``darlit grid plan``: what each cell and the whole grid will cost, before anything runs."""
+"""``darlit plan EXPERIMENT...`` and ``darlit grid plan GRID``: what training will cost, before anything runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from rich.table import Table
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
 from darlit.errors import DarlitError
-from darlit.grid.cells import Cell, Grid
+from darlit.experiment import load_experiment
+from darlit.grid.cells import Cell, read_grid
+from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, Machine, plan_cell
 
-_HEADINGS = ("cell", "runs", "tokens a run", "batch in tokens", "steps", "parameters", "pathway's", "FLOPs in all")
-
-
-@dataclass(frozen=True)
-class CellPlan:
-    """What one cell costs. FLOPs count the branches and the head, as in the results; not the pathway's arithmetic."""
-
-    cell: Cell
-    tokens: int
-    batch_tokens: int
-    parameters: int
-    pathway_parameters: int
-    flops_per_token: float
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps of one run."""
-        return self.tokens // self.batch_tokens
-
-    @property
-    def flops(self) -> float:
-        """Training FLOPs of all seeds."""
-        return self.flops_per_token * self.tokens * len(self.cell.seeds)
+COLUMNS = 4
+"""Experiments side by side."""
 
 
-def plan_cell(cell: Cell) -> CellPlan:
-    """Count a cell's parameters and FLOPs on a model without storage.
-
-    Raises:
-        DarlitError: an experiment without a model or a budget, or with options that its model refuses.
-    """
-    import torch
-
-    from darlit.backbone.flops import training_flops_per_token
-    from darlit.modules import variants
-
-    model = _mapping(cell, "model")
-    variant = variants().get(str(model.get("class_path")).rpartition(".")[2])
-    if variant is None:
-        known = ", ".join(sorted(variants()))
-        raise DarlitError(f"{cell.file}: model.class_path is {model.get('class_path')!r}; known are {known}")
-    options = {"pathway": {}, "backbone": {}, "optimizer": {}, **model.get("init_args", {})}
-    options["backbone"] = {**options["backbone"], "sequence_length": _mapping(cell, "data").get("sequence_length", 128)}
-    try:
-        with torch.device("meta"):
-            module: Any = variant(**options)
-    except (TypeError, ValueError) as error:
-        raise DarlitError(f"{cell.file}: {error}") from error
-    return CellPlan(
-        cell=cell,
-        tokens=_budget(cell, "tokens"),
-        batch_tokens=_budget(cell, "batch_tokens"),
-        parameters=sum(parameter.numel() for parameter in module.transformer.parameters()),
-        pathway_parameters=sum(parameter.numel() for parameter in module.transformer.pathway.parameters()),
-        flops_per_token=training_flops_per_token(module.transformer),
+def main(argv: list[str]) -> int:
+    """Print the plan; bad input raises a one-line DarlitError."""
+    parser = argparse.ArgumentParser(
+        prog="darlit plan", description="Parameters, memory, speed and GPU-hours of experiments; needs no GPU."
     )
+    parser.add_argument("files", nargs="+", type=Path, metavar="EXPERIMENT", help="experiment or grid files")
+    add_options(parser)
+    arguments = parser.parse_args(argv)
+    cells: list[Cell] = []
+    for file in arguments.files:
+        cells += _cells(file)
+    return run(cells, arguments)
 
 
-def plan_table(grid: Grid) -> Table:
-    """Return a line a cell and the totals."""
-    plans = [plan_cell(cell) for cell in grid.cells]
-    footers = {
-        "cell": f"{len(plans)} cells",
-        "runs": str(len(grid.tasks)),
-        "tokens a run": f"{sum(plan.tokens * len(plan.cell.seeds) for plan in plans):,} in all",
-        "FLOPs in all": f"{sum(plan.flops for plan in plans):.3g}",
-    }
-    table = Table(title=f"grid {grid.name}", title_justify="left", title_style="bold", show_footer=True)
-    for heading in _HEADINGS:
-        table.add_column(heading, footers.get(heading, ""), justify="left" if heading == "cell" else "right")
-    for plan in plans:
-        table.add_row(
-            plan.cell.name,
-            str(len(plan.cell.seeds)),
-            *(f"{number:,}" for number in (plan.tokens, plan.batch_tokens, plan.steps, plan.parameters)),
-            f"{plan.pathway_parameters:,}",
-            f"{plan.flops:.3g}",
-        )
-    return table
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that both verbs take."""
+    add = parser.add_argument
+    add("--gpus", type=int, help="of all nodes together (default: the experiment's devices, 1 for auto)")
+    add("--precision", choices=PRECISIONS, help="default: the experiment's")
+    add("--strategy", choices=STRATEGIES, help="whole model on every GPU, or a shard (default: the experiment's)")
+    add("--utilisation", type=float, default=0.4, help="share of the peak that is reached (default: %(default)s)")
+    add(
+        "--peak_tflops", type=float, help="of one GPU in that precision (default: H100 SXM, 989 in bf16, 67 in 32-true)"
+    )
+    add("--quick", action="store_true", help="leave out the activations, which take seconds an experiment")
+    add("--json", action="store_true", help="print JSON instead of tables")
 
 
-def _mapping(cell: Cell, key: str) -> dict[str, Any]:
-    value = cell.config.get(key)
-    if not isinstance(value, dict):
-        raise DarlitError(f"{cell.file}: {key} is {value!r}; it must be a mapping, here or in a base")
-    return value
+def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
+    """Plan all cells and print them."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from darlit.grid import plan_report
+
+    given = {name: getattr(arguments, name) for name in Machine.__dataclass_fields__}
+    machine = Machine(**given)
+    errors = Console(stderr=True)
+    plans: list[CellPlan] = [
+        plan_cell(cell, machine, with_memory=not arguments.quick)
+        for cell in track(cells, "counting", console=errors, transient=True, disable=not errors.is_terminal)
+    ]
+    if arguments.json:
+        print(json.dumps(plan_report.as_json(plans, machine), indent=1))
+        return 0
+    console = Console() if Console().is_terminal else Console(width=160)
+    if len(plans) > COLUMNS:
+        console.print(plan_report.summary(plans))
+    else:
+        console.print(plan_report.figures(plans, machine))
+    for note in plan_report.notes(plans, machine):
+        console.print(note, soft_wrap=True, highlight=False)
+    return 0
 
 
-def _budget(cell: Cell, key: str) -> int:
-    value = _mapping(cell, "budget").get(key)
-    if type(value) is not int or value < 1:
-        raise DarlitError(f"{cell.file}: budget.{key} is {value!r}; name a whole number from 1 in the file or the grid")
-    return value
+def _cells(file: Path) -> list[Cell]:
+    config = load_experiment(file)
+    if "groups" in config:
+        return list(read_grid(file).cells)
+    seed = config.get("seed_everything", 0)
+    if type(seed) is not int:
+        raise DarlitError(f"{file}: seed_everything is {seed!r}; it must be a whole number")
+    return [Cell(str(config.get("cell", file.stem)), file, {}, config, (seed,), group="", varies=())]

@@ -120,6 +120,10 @@ class AttentionResiduals(Pathway):
         self.reset_parameters()
 
     @property
+    def period(self) -> int:
+        return self.options.block_size or 1
+
+    @property
     def key_streams(self) -> tuple[int, ...]:
         return (1 if self.options.sep_v else 0,) * self.options.num_queries
 

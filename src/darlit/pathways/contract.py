@@ -193,6 +193,11 @@ class Pathway(nn.Module, ABC):
     def num_layers(self) -> int:
         return -(-self.num_branches // BRANCHES_PER_LAYER)
 
+    @property
+    def period(self) -> int:
+        """Layers after which the structure repeats: what these add to a model's memory, the next as many add too."""
+        return 1
+
     def ends_layer(self, branch: int) -> bool:
         """Whether a layer is complete with this branch; the last layer of an odd number of branches has one only."""
         return (branch + 1) % BRANCHES_PER_LAYER == 0 or branch + 1 == self.num_branches

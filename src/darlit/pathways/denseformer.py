@@ -11,6 +11,7 @@ last bit while all values are finite.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,10 @@ class DenseFormer(LayerOutputs):
         for option in ("dilation", "period"):
             value = getattr(options, option)
             check_option(option, value, value <= self.num_layers, f"1 to {self.num_layers}")
+
+    @property
+    def period(self) -> int:
+        return math.lcm(self.options.dilation, self.options.period)
 
     def sources_of(self, layer: int) -> tuple[int, ...]:
         if layer % self.options.period:

@@ -240,6 +240,10 @@ class DualAttention(Pathway):
         self.rho = Gate(carrying, 1, width, self.dynamic, norm_eps)
         self.reset_parameters()
 
+    @property
+    def period(self) -> int:
+        return self.options.block_size
+
     def reset_parameters(self) -> None:
         reset_queries(self.queries_JRD, self.options.query_init_std)
         self.alpha.reset_parameters(torch.tensor(0.0))

@@ -1,0 +1,214 @@
+"""What one cell will cost, worked out from its file before anything runs and without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from darlit.errors import DarlitError
+from darlit.grid.cells import Cell
+
+if TYPE_CHECKING:
+    from darlit.backbone import Transformer
+    from darlit.backbone.sizes import ParameterCounts
+    from darlit.backbone.step_memory import Placement, StepMemory
+
+PRECISIONS = ("bf16-mixed", "32-true", "bf16-true")
+STRATEGIES = ("ddp", "fsdp")
+PEAK_TFLOPS = {
+    "bf16-mixed": (989.0, "one H100 SXM, dense bfloat16"),
+    "bf16-true": (989.0, "one H100 SXM, dense bfloat16"),
+    "32-true": (67.0, "one H100 SXM, float32 without tensor cores"),
+}
+"""TFLOP/s as the vendor states them, and of what."""
+SEQUENCE_LENGTH, BATCH_SIZE = 128, 16
+"""Defaults of `darlit.data.datamodule.TokenDataModule`, which this need not import."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan supposes of the machine; None: what the experiment says.
+
+    Args:
+        gpus: of all nodes together.
+        precision: Lightning's name for it.
+        strategy: ddp, the whole model on every GPU, or fsdp, a shard.
+        utilisation: share of the peak that the counted operations reach, 0 to 1.
+        peak_tflops: of one GPU in that precision.
+    """
+
+    gpus: int | None = None
+    precision: str | None = None
+    strategy: str | None = None
+    utilisation: float = 0.4
+    peak_tflops: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus < 1:
+            raise DarlitError(f"--gpus {self.gpus} is not allowed; give a whole number from 1")
+        if not 0 < self.utilisation <= 1:
+            raise DarlitError(f"--utilisation {self.utilisation} is not allowed; give a share above 0, at most 1")
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise DarlitError(f"--peak_tflops {self.peak_tflops} is not allowed; give a number above 0")
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What one run of a cell costs, and how it is laid out."""
+
+    cell: Cell
+    device: str
+    """cuda, or cpu where the experiment asks for it and no GPUs were given."""
+    devices: int
+    precision: str
+    strategy: str
+    tokens: int
+    batch_tokens: int
+    sequence_length: int
+    batch_size: int
+    """Sequences of one device and micro-batch."""
+    checkpoint_layers: bool
+    """Whether the experiment recomputes its layers."""
+    parameters: ParameterCounts
+    flops_per_token: float
+    history_bytes_per_token: int
+    memory: dict[bool, StepMemory]
+    """Of one device, by whether layers are recomputed; empty: not asked for."""
+    checkpoint_bytes: int
+    flops_per_second: float | None
+    """Of all devices; None: the peak of a CPU is not known."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of one run."""
+        return self.tokens // self.batch_tokens
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one optimiser step."""
+        return self.batch_tokens // (self.devices * self.batch_size * self.sequence_length)
+
+    @property
+    def runs(self) -> int:
+        return len(self.cell.seeds)
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of all seeds."""
+        return self.flops_per_token * self.tokens * self.runs
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if self.flops_per_second is None else self.flops_per_second / self.flops_per_token
+
+    @property
+    def device_hours(self) -> float | None:
+        """Of one run."""
+        speed = self.tokens_per_second
+        return None if speed is None else self.tokens / speed / 3600 * self.devices
+
+
+def plan_cell(cell: Cell, machine: Machine, with_memory: bool = True) -> CellPlan:
+    """Plan one cell on a model without storage.
+
+    Args:
+        with_memory: count activations too, which takes seconds.
+
+    Raises:
+        DarlitError: an experiment without a model or a budget, with options that its model refuses, or whose batch
+            does not divide among the devices.
+    """
+    data, trainer = _mapping(cell, "data"), cell.config.get("trainer") or {}
+    batch_size, sequence_length = data.get("batch_size", BATCH_SIZE), data.get("sequence_length", SEQUENCE_LENGTH)
+    device = "cpu" if trainer.get("accelerator") == "cpu" and machine.gpus is None else "cuda"
+    devices = machine.gpus or _devices(trainer)
+    strategy = machine.strategy or _strategy(trainer)
+    model = _build(cell, sequence_length)
+
+    from darlit.backbone.sizes import parameter_counts, training_flops_per_token
+    from darlit.backbone.step_memory import Placement, checkpoint_bytes, step_memory
+
+    precision = machine.precision or str(trainer.get("precision", "32-true"))
+    try:
+        place = Placement(precision, device, devices, strategy == "fsdp")  # type: ignore[arg-type]
+        memory = {kept: step_memory(model, batch_size, place, kept) for kept in (False, True)} if with_memory else {}
+    except DarlitError as error:
+        raise DarlitError(f"{cell.file}: {error}") from error
+    tokens, batch_tokens = _budget(cell, "tokens"), _budget(cell, "batch_tokens")
+    at_once = devices * batch_size * sequence_length
+    if batch_tokens % at_once:
+        raise DarlitError(
+            f"{cell.file}: budget.batch_tokens={batch_tokens} is not a multiple of {at_once} (devices {devices} x "
+            f"data.batch_size {batch_size} x data.sequence_length {sequence_length}); give another --gpus or batch_size"
+        )
+    return CellPlan(
+        cell=cell,
+        device=device,
+        devices=devices,
+        precision=precision,
+        strategy=strategy,
+        tokens=tokens,
+        batch_tokens=batch_tokens,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        checkpoint_layers=model.config.checkpoint_layers,
+        parameters=parameter_counts(model),
+        flops_per_token=training_flops_per_token(model),
+        history_bytes_per_token=model.pathway.cost().kept * model.config.width * place.parameter_dtype.itemsize,
+        memory=memory,
+        checkpoint_bytes=checkpoint_bytes(model, precision),
+        flops_per_second=_flops_per_second(machine, place),
+    )
+
+
+def _build(cell: Cell, sequence_length: int) -> Transformer:
+    import torch
+
+    from darlit.modules import variants
+
+    model = _mapping(cell, "model")
+    variant = variants().get(str(model.get("class_path")).rpartition(".")[2])
+    if variant is None:
+        known = ", ".join(sorted(variants()))
+        raise DarlitError(f"{cell.file}: model.class_path is {model.get('class_path')!r}; known are {known}")
+    options = {"pathway": {}, "backbone": {}, "optimizer": {}, **model.get("init_args", {})}
+    # The experts' parameters are the same whatever computes them, and one of these has to be installed.
+    options["backbone"] = {**options["backbone"], "sequence_length": sequence_length, "experts": "torch"}
+    try:
+        with torch.device("meta"):
+            module: Any = variant(**options)
+    except (TypeError, ValueError) as error:
+        raise DarlitError(f"{cell.file}: {error}") from error
+    return module.transformer
+
+
+def _devices(trainer: dict[str, Any]) -> int:
+    devices = trainer.get("devices")
+    return devices if type(devices) is int and devices > 0 else 1
+
+
+def _strategy(trainer: dict[str, Any]) -> str:
+    strategy = trainer.get("strategy", "auto")
+    name = strategy.get("class_path", "") if isinstance(strategy, dict) else str(strategy)
+    return "fsdp" if name.rpartition(".")[2] == "ShardedStrategy" else "ddp"
+
+
+def _flops_per_second(machine: Machine, place: Placement) -> float | None:
+    if machine.peak_tflops is None and place.device_type == "cpu":
+        return None
+    peak = machine.peak_tflops or PEAK_TFLOPS[place.precision][0]
+    return peak * 1e12 * machine.utilisation * place.devices
+
+
+def _mapping(cell: Cell, key: str) -> dict[str, Any]:
+    value = cell.config.get(key)
+    if not isinstance(value, dict):
+        raise DarlitError(f"{cell.file}: {key} is {value!r}; it must be a mapping, here or in a base")
+    return value
+
+
+def _budget(cell: Cell, key: str) -> int:
+    value = _mapping(cell, "budget").get(key)
+    if type(value) is not int or value < 1:
+        raise DarlitError(f"{cell.file}: budget.{key} is {value!r}; name a whole number from 1 in the file or the grid")
+    return value

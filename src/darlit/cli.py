@@ -25,6 +25,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
 from darlit.callbacks.expert_load import ExpertLoad
+from darlit.callbacks.memory_estimate import MemoryEstimate
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
@@ -146,6 +147,7 @@ class DarlitCLI(LightningCLI):
         last = ModelCheckpoint(filename="last", monitor=None, **where)
         # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
         return [
+            MemoryEstimate(),
             self._get(self.config_init, "throughput"),
             PathwayHealth(),
             ExpertLoad(),
@@ -177,6 +179,13 @@ class DarlitCLI(LightningCLI):
                 rank_zero_info(f"{folder} holds no last.ckpt yet: starting from the beginning")
                 return None
             raise DarlitError(f"ckpt_path={asked}: {named} does not exist; give a checkpoint, last or best")
+        sharded = _is_sharded(self._option("trainer").strategy)
+        if self.subcommand == "fit" and path.is_dir() != sharded:
+            raise DarlitError(
+                f"{path} was saved by a run {'with' if path.is_dir() else 'without'} the sharded strategy, this one is "
+                f"{'with' if sharded else 'without'} it: optimiser states do not fit; continue it with "
+                f"configs/trainer/{'fsdp.yaml' if path.is_dir() else 'gpu.yaml or cpu.yaml'}"
+            )
         checkpoint = read_checkpoint(path)
         self.model.check_checkpoint(checkpoint, where=str(path))
         if self.subcommand == "fit" and asked == "last":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -54,6 +54,10 @@ def load_into(state: dict[str, Any], path: Path) -> None:
     dcp.load(state, storage_reader=_Reader(path), planner=_Planner())
 
 
+_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+"""Whose classes an index consists of, but for the path that it was written to."""
+
+
 class _Reader(dcp.FileSystemReader):
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
         with (Path(self.path) / INDEX).open("rb") as file:
@@ -69,10 +73,9 @@ class _IndexUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if (module, name) in (("torch", "Size"), ("torch.serialization", "_get_layout")):
             return super().find_class(module, name)
-        if module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"):
-            found = super().find_class(module, name)
-            if isinstance(found, type) and found.__module__ == module:
-                return found
+        found = super().find_class(module, name) if module in _MODULES or module.startswith("pathlib") else None
+        if isinstance(found, type) and (found.__module__ == module or issubclass(found, PurePath)):
+            return found
         raise pickle.UnpicklingError(f"its index asks for {module}.{name}")
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -33,7 +32,6 @@ from darlit.backbone import Transformer
 from darlit.backbone.initialise import whole
 from darlit.backbone.transformer import Layer
 from darlit.checkpoint_io import put_in_place, remove
-from darlit.errors import DarlitError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -64,14 +62,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(checkpoint_path))
-        assert self.lightning_module is not None
-        fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        if fitting and not sharded_checkpoint.is_sharded(path):
-            raise DarlitError(
-                f"{path} was saved by a run that was not sharded; continue it with the trainer that it began with "
-                "(--config configs/trainer/gpu.yaml or cpu.yaml), or start over with another --cell"
-            )
-        if not sharded_checkpoint.is_sharded(path):
+        if not sharded_checkpoint.is_sharded(path):  # one file, of weights to be evaluated
             return super().load_checkpoint(path, weights_only=weights_only)
         model = self.model
         assert model is not None

@@ -62,10 +62,10 @@ def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
         print(json.dumps(plan_report.as_json(plans, machine), indent=1))
         return 0
     console = Console() if Console().is_terminal else Console(width=160)
-    if len(plans) > COLUMNS:
-        console.print(plan_report.summary(plans))
-    else:
+    if len(plans) <= COLUMNS:
         console.print(plan_report.figures(plans, machine))
+    if len(plans) > 1:
+        console.print(plan_report.summary(plans))
     for note in plan_report.notes(plans, machine):
         console.print(note, soft_wrap=True, highlight=False)
     return 0

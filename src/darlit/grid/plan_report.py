@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from darlit.free_memory import readable
 from darlit.grid.estimate import PEAK_TFLOPS, CellPlan, Machine
-
-GIB = 2**30
 
 
 class Figure(NamedTuple):
@@ -46,7 +45,7 @@ def summary(plans: Sequence[CellPlan]) -> Table:
         f"{_unit(plans)}-hours": _hours(
             None if None in hours else sum(plan.runs * (plan.device_hours or 0.0) for plan in plans)
         ),
-        "checkpoint": _gib(sum(plan.runs * plan.checkpoint_bytes for plan in plans)),
+        "checkpoint": readable(sum(plan.runs * plan.checkpoint_bytes for plan in plans)),
     }
     columns: dict[str, Callable[[CellPlan], str]] = {
         "cell": lambda plan: plan.cell.name,
@@ -60,7 +59,7 @@ def summary(plans: Sequence[CellPlan]) -> Table:
         "recomputed": lambda plan: _total(plan, True),
         "tokens/s": lambda plan: _speed(plan.tokens_per_second),
         f"{_unit(plans)}-hours": lambda plan: _hours(plan.device_hours and plan.runs * plan.device_hours),
-        "checkpoint": lambda plan: _gib(plan.runs * plan.checkpoint_bytes),
+        "checkpoint": lambda plan: readable(plan.runs * plan.checkpoint_bytes),
     }
     table = Table(show_footer=True)
     for name in columns:
@@ -74,11 +73,11 @@ def notes(plans: Sequence[CellPlan], machine: Machine) -> list[str]:
     """What the figures suppose."""
     layouts = sorted({_layout(plan) for plan in plans})
     lines = [f"For {'; '.join(layouts)}."]
-    if len(plans) > 1 and not all(plan.runs == 1 for plan in plans):
-        lines.append("tokens, FLOPs, hours and checkpoint are those of all runs of a cell.")
+    if not all(plan.runs == 1 for plan in plans):
+        lines.append("Per cell, tokens, FLOPs, hours and checkpoint are those of all its runs.")
     if plans and plans[0].memory:
         lines.append(
-            "Memory is one device's, in GiB; * marks what the experiment does. Not in it: the GPU's context, the "
+            "Memory is one device's; * marks what the experiment does. Not in it: the GPU's context, the "
             "allocator's rounding and gaps, buffers of the communication library, data loaders."
         )
     if any(plan.flops_per_second is None for plan in plans):
@@ -149,7 +148,7 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
             ),
             Figure(
                 "history per token",
-                lambda plan: f"{plan.history_bytes_per_token / 1024:.1f} KiB",
+                lambda plan: readable(plan.history_bytes_per_token),
                 "exact: the pathway's state after the last branch",
             ),
         ],
@@ -176,7 +175,7 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
             Figure(f"{unit}-hours of a run", lambda plan: _hours(plan.device_hours), "estimate: tokens at that speed"),
             Figure(
                 "checkpoint",
-                lambda plan: f"{_gib(plan.checkpoint_bytes)} GiB",
+                lambda plan: readable(plan.checkpoint_bytes),
                 "exact for weights and AdamW's two moments; some KiB of records come on top",
             ),
         ],
@@ -185,28 +184,28 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
 
 def _memory_section() -> list[Figure]:
     def part(name: str) -> Callable[[CellPlan], str]:
-        return lambda plan: _gib(getattr(plan.memory[plan.checkpoint_layers], name))
+        return lambda plan: readable(getattr(plan.memory[plan.checkpoint_layers], name))
 
     def activations(recomputed: bool) -> Callable[[CellPlan], str]:
-        return lambda plan: _gib(plan.memory[recomputed].activations)
+        return lambda plan: readable(plan.memory[recomputed].activations)
 
     return [
-        Figure("GiB parameters", part("parameters"), "exact"),
-        Figure("GiB gradients", part("gradients"), "exact"),
-        Figure("GiB optimizer", part("optimizer"), "exact: AdamW, two moments"),
+        Figure("memory: parameters", part("parameters"), "exact"),
+        Figure("  gradients", part("gradients"), "exact"),
+        Figure("  optimizer", part("optimizer"), "exact: AdamW, two moments"),
         Figure(
-            "GiB communication",
+            "  communication",
             part("communication"),
             "estimate, not measured: DDP's buckets, or what FSDP2 gathers of two layers and the root",
         ),
         Figure(
-            "GiB activations",
+            "  activations",
             activations(False),
             "estimate: most bytes alive in a micro-batch, counted on the graph at two small depths, continued linearly",
         ),
-        Figure("  layers recomputed", activations(True), "the same with backbone.checkpoint_layers"),
-        Figure("GiB in all", lambda plan: _total(plan, False), "estimate: the sum"),
-        Figure("  layers recomputed", lambda plan: _total(plan, True), ""),
+        Figure("    layers recomputed", activations(True), "the same with backbone.checkpoint_layers"),
+        Figure("  in all", lambda plan: _total(plan, False), "estimate: the sum"),
+        Figure("    layers recomputed", lambda plan: _total(plan, True), ""),
     ]
 
 
@@ -223,11 +222,7 @@ def _total(plan: CellPlan, recomputed: bool) -> str:
     if not plan.memory:
         return "-"
     mark = "*" if plan.checkpoint_layers == recomputed else ""
-    return mark + _gib(plan.memory[recomputed].total)
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f}" if size < 100 * GIB else f"{size / GIB:,.0f}"
+    return mark + readable(plan.memory[recomputed].total)
 
 
 def _speed(tokens_per_second: float | None) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from darlit.backbone.transformer import Transformer
 from darlit.errors import DarlitError
 from darlit.ops.dispatch import choose
+from darlit.pathways import Pathway
 
 PRECISIONS = {
     "32-true": (torch.float32, None),
@@ -118,7 +119,7 @@ def activation_bytes(
     """Most bytes alive in a micro-batch besides parameters and gradients; arguments as in `step_memory`."""
     if checkpoint_layers is None:
         checkpoint_layers = model.config.checkpoint_layers
-    layers, shallow, deep = model.config.num_layers, *_counted_depths(model.pathway.period)
+    layers, (shallow, deep) = model.config.num_layers, _counted_depths(model.pathway, placement)
 
     def peaks(depth: int) -> tuple[int, int]:
         return _peaks(model, depth, batch_size, placement, checkpoint_layers)
@@ -129,9 +130,14 @@ def activation_bytes(
     return max(b + (b - a) * (layers - deep) // (deep - shallow) for a, b in zip(at_shallow, at_deep, strict=True))
 
 
-def _counted_depths(period: int) -> tuple[int, int]:
-    """One layer is not typical where a second would read it; one block of several is."""
-    return (2, 3) if period == 1 else (period, 2 * period)
+def _counted_depths(pathway: Pathway, placement: Placement) -> tuple[int, int]:
+    """Two depths that differ by a period and are typical of what is below them.
+
+    One layer is not where a second would read it. A fused read keeps less while its sources are few.
+    """
+    few = 2 if _is_fused(pathway.implementation, placement) else 1
+    shallow = 1 + few if pathway.period == 1 else few * pathway.period
+    return shallow, shallow + pathway.period
 
 
 def _peaks(

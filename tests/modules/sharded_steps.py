@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from backbone.expert_exchange import on_rank
 from darlit.backbone import BackboneConfig
 from darlit.modules import LanguageModule, OptimizerConfig, variants
 from darlit.modules.sharding import ShardedStrategy
@@ -80,7 +81,13 @@ def batches(rank: int, world: int) -> list[Tensor]:
 
 
 def train(
-    case: str, rank: int, world: int, precision: str = "32-true", steps: int = STEPS, **changes: Any
+    case: str,
+    rank: int,
+    world: int,
+    precision: str = "32-true",
+    steps: int = STEPS,
+    expert_parallel_size: int = 1,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Steps of two micro-batches on one process, or of one on each of two ranks.
 
@@ -95,7 +102,7 @@ def train(
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world,
-        strategy=ShardedStrategy() if sharded else "auto",
+        strategy=ShardedStrategy(expert_parallel_size) if sharded else "auto",
         precision=precision,  # type: ignore[arg-type]
         accumulate_grad_batches=2 // world,
         max_steps=steps,
@@ -115,9 +122,13 @@ def train(
 
 
 def main(rank: int, world: int, out: Path) -> None:
-    found = {case: train(case, rank, world) for case in CASES}
+    found = {case: train(case, rank, world) for case in CASES if case != "dar_apart"}
     found |= {f"{case} recomputed": train(case, rank, world, checkpoint_layers=True) for case in RECOMPUTED}
+    found["moe_dar_block split, recomputed"] = train(
+        "moe_dar_block", rank, world, expert_parallel_size=2, checkpoint_layers=True
+    )
     found["dar_block bf16"] = train("dar_block", rank, world, precision="bf16-mixed", steps=1)
+    found["exchange"] = on_rank(rank, torch.distributed.group.WORLD)
     torch.save(found, out / f"rank{rank}.pt")
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import darlit
+from backbone.expert_exchange import KINDS, ROUTES, expected
 from modules.sharded_steps import CASES, RECOMPUTED, STEPS, train
 
 TESTS = Path(__file__).parent.parent
@@ -74,12 +75,20 @@ def assert_close(actual: Tensor, expected: Tensor, what: str, tolerance: float =
     assert difference <= tolerance, f"{what}: {difference:.2e}"
 
 
-@pytest.mark.parametrize("name", [*CASES, *(f"{case} recomputed" for case in RECOMPUTED)])
+NAMES = [
+    *(case for case in CASES if case != "dar_apart"),
+    *(f"{case} recomputed" for case in RECOMPUTED),
+    "moe_dar_block split, recomputed",
+]
+"""The last with experts split over the two ranks."""
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_take_the_steps_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     """Also with activation checkpointing, which one process does without."""
-    expected, actual = one_process(name.split()[0]), ranks[0][name]
-    assert len(expected["steps"]) == len(actual["steps"]) == STEPS
-    for number, step in enumerate(expected["steps"]):
+    single, actual = one_process(name.split()[0]), ranks[0][name]
+    assert len(single["steps"]) == len(actual["steps"]) == STEPS
+    for number, step in enumerate(single["steps"]):
         losses = torch.stack([rank[name]["steps"][number]["losses"][0] for rank in ranks])
         assert_close(losses, torch.stack(step["losses"]), f"losses of step {number}")
         assert_close(actual["steps"][number]["norm"], step["norm"], f"norm of step {number}", 1e-6)  # logged in float32
@@ -87,21 +96,32 @@ def test_two_ranks_take_the_steps_of_one_process(ranks: list[dict[str, Any]], na
         assert gradients.keys() == step["gradients"].keys()
         for parameter, gradient in step["gradients"].items():
             assert_close(gradients[parameter], gradient, f"gradient of {parameter} in step {number}", 1e-7)
-    assert expected["steps"][0]["norm"] > 0.5, "nothing is clipped: the test would not see it"
-    for parameter, value in expected["final"].items():
+    assert single["steps"][0]["norm"] > 0.5, "nothing is clipped: the test would not see it"
+    for parameter, value in single["final"].items():
         assert_close(actual["final"][parameter], value, parameter, 1e-7)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_initial_values_are_those_of_one_process_bit_for_bit(ranks: list[dict[str, Any]], name: str) -> None:
-    expected, actual = one_process(name)["initial"], ranks[0][name]["initial"]
-    assert expected.keys() == actual.keys()
-    for parameter, value in expected.items():
+    single, actual = one_process(name.split()[0])["initial"], ranks[0][name]["initial"]
+    assert single.keys() == actual.keys()
+    for parameter, value in single.items():
         assert torch.equal(actual[parameter], value), parameter
 
 
 def test_matrices_travel_as_bf16_and_the_pathway_computes_in_float32(ranks: list[dict[str, Any]]) -> None:
     """The first step's gradients are bit for bit those of one process under autocast, the pathway's among them."""
-    expected, actual = one_process("dar_block", "bf16-mixed", 1)["steps"][0], ranks[0]["dar_block bf16"]["steps"][0]
-    for parameter, gradient in expected["gradients"].items():
+    single, actual = one_process("dar_block", "bf16-mixed", 1)["steps"][0], ranks[0]["dar_block bf16"]["steps"][0]
+    for parameter, gradient in single["gradients"].items():
         assert torch.equal(actual["gradients"][parameter], gradient), parameter
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_tokens_come_back_from_experts_on_other_ranks(ranks: list[dict[str, Any]], route: str, kind: str) -> None:
+    """Outputs and gradients are one process's, also where ranks need disjoint experts or a rank gets no token."""
+    names = ("output", "x", "weights", "gate", "up", "out")
+    for rank, tensors in zip(ranks, expected(route, kind), strict=True):
+        for name, actual, one in zip(names, rank["exchange"][f"{route}, {kind}"], tensors, strict=True):
+            assert actual.shape == one.shape
+            assert_close(actual, one, name, 1e-6 if kind == "grouped" else 1e-12)

@@ -72,8 +72,14 @@ class LanguageModule(pl.LightningModule):
         """Shard the model where the strategy has a mesh of devices; once, however many stages follow."""
         mesh = self.device_mesh
         if mesh is not None and not is_sharded(self.transformer):
-            device = self.trainer.strategy.root_device
-            shard(self.transformer, mesh["data_parallel"], device, str(self.trainer.precision))
+            strategy: Any = self.trainer.strategy
+            shard(
+                self.transformer,
+                mesh["data_parallel"],
+                strategy.root_device,
+                str(self.trainer.precision),
+                getattr(strategy, "expert_mesh", None),
+            )
 
     def setup(self, stage: str) -> None:
         if str(self.trainer.precision) == "16-mixed":

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from darlit.backbone.experts import Experts
 from darlit.pathways.contract import check_option
 
 
@@ -50,21 +51,27 @@ class OptimizerConfig:
 def parameter_groups(
     backbone: Iterable[nn.Module], pathway: nn.Module, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Three groups: matrices with decay; embeddings and gains without; the pathway without and with its own rate.
+    """Groups: matrices and experts with decay; embeddings and gains without; the pathway without and with its own rate.
+
+    Experts are a group of their own as they may be split over ranks in another way than the rest.
 
     Args:
         backbone: modules whose parameters are the backbone's; the pathway must not be among them.
     """
     decayed: dict[int, nn.Parameter] = {}
+    experts: dict[int, nn.Parameter] = {}
     plain: dict[int, nn.Parameter] = {}
     for top in backbone:
         for module in top.modules():
-            is_matrix = not isinstance(module, nn.Embedding)
+            matrices = (
+                experts if isinstance(module, Experts) else plain if isinstance(module, nn.Embedding) else decayed
+            )
             for parameter in module.parameters(recurse=False):
-                group = decayed if is_matrix and parameter.ndim >= 2 else plain
+                group = matrices if parameter.ndim >= 2 else plain
                 group[id(parameter)] = parameter
     groups: list[dict[str, Any]] = [
         {"name": "matrices", "params": list(decayed.values()), "weight_decay": config.weight_decay},
+        {"name": "experts", "params": list(experts.values()), "weight_decay": config.weight_decay},
         {"name": "embeddings_and_gains", "params": list(plain.values()), "weight_decay": 0.0},
         {
             "name": "pathway",

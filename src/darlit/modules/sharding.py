@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -25,27 +25,43 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from darlit import sharded_checkpoint
-from darlit.backbone import Transformer
+from darlit.backbone import BackboneConfig, Transformer
+from darlit.backbone.experts import Experts
 from darlit.backbone.initialise import whole
 from darlit.backbone.transformer import Layer
 from darlit.checkpoint_io import put_in_place, remove
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from darlit.errors import DarlitError
+from darlit.pathways.contract import check_option
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Every device holds a shard; a checkpoint is a folder that any number of devices reads."""
+    """Every device holds a shard; a checkpoint is a folder that any number of devices reads.
 
-    def __init__(self) -> None:
+    Args:
+        expert_parallel_size: ranks that the experts of a layer are split over, neighbours; tokens travel to them
+            instead of the experts' weights to the tokens. 1: experts are gathered as all else.
+    """
+
+    def __init__(self, expert_parallel_size: int = 1) -> None:
         super().__init__(data_parallel_size="auto", tensor_parallel_size=1, save_distributed_checkpoint=True)
+        name = "strategy.expert_parallel_size"
+        check_option(name, expert_parallel_size, expert_parallel_size >= 1, "at least 1")
+        self.expert_parallel_size = expert_parallel_size
+        self.expert_mesh: DeviceMesh | None = None
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes  # Lightning's auto is the number of nodes
+        ranks, size = self.num_nodes * self.num_processes, self.expert_parallel_size
+        check_option("strategy.expert_parallel_size", size, ranks % size == 0, f"a divisor of the {ranks} devices")
+        self._data_parallel_size = ranks  # Lightning's auto is the number of nodes
         super().setup_environment()
+        if size > 1:
+            names = ("expert_data", "expert")
+            self.expert_mesh = init_device_mesh(self.root_device.type, (ranks // size, size), mesh_dim_names=names)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write a folder in which every rank has its files; under its name it is whole or not there."""
@@ -76,7 +92,13 @@ class ShardedStrategy(ModelParallelStrategy):
         return sharded_checkpoint.read_values(path)
 
 
-def shard(transformer: Transformer, mesh: DeviceMesh, device: torch.device, precision: str) -> None:
+def shard(
+    transformer: Transformer,
+    mesh: DeviceMesh,
+    device: torch.device,
+    precision: str,
+    expert_mesh: DeviceMesh | None = None,
+) -> None:
     """Shard a model over the ranks of a mesh, in place; one on the meta device gets its initial values shard by shard.
 
     Args:
@@ -84,16 +106,28 @@ def shard(transformer: Transformer, mesh: DeviceMesh, device: torch.device, prec
         mesh: of one dimension.
         device: where this rank computes.
         precision: Lightning's name for it.
+        expert_mesh: the same ranks as ``expert_data`` times ``expert``, to split experts over the latter.
+
+    Raises:
+        DarlitError: experts that cannot be split so.
     """
     root = MixedPrecisionPolicy(cast_forward_inputs=False)
     branches = replace(root, param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if "bf16" in precision else root
+    if expert_mesh is not None:
+        _check_experts(transformer.config, expert_mesh["expert"].size())
     for layer in transformer.layers:
         assert isinstance(layer, Layer)
-        matrices = [module for branch in (layer.attention, layer.feed_forward) for module in _matrices(branch)]
-        for module in matrices:
-            for gain in _norms(module):
-                fully_shard(gain, mesh=mesh, reshard_after_forward=False, mp_policy=root)
+        branch = layer.feed_forward
+        matrices: list[Any] = [layer.attention.qkv, layer.attention.out]
+        if isinstance(branch, Experts):
+            fully_shard(branch.norm, mesh=mesh, reshard_after_forward=False, mp_policy=root)
+            matrices += [branch if expert_mesh is None else branch.router]
+        else:
+            matrices += [branch.gate_up, branch.out]
         fully_shard(matrices, mesh=mesh, mp_policy=branches)
+        if expert_mesh is not None and isinstance(branch, Experts):
+            _split(branch, expert_mesh["expert"])
+            fully_shard(branch, mesh=expert_mesh["expert_data"], mp_policy=branches)
     fully_shard(transformer, mesh=mesh, mp_policy=root)
     for door in ("hidden", "losses"):
         register_fsdp_forward_method(transformer, door)
@@ -108,15 +142,20 @@ def is_sharded(module: nn.Module) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def _matrices(branch: nn.Module) -> list[nn.Module]:
-    """The modules of a branch that hold its matrices: its linear layers, or itself where it has parameters."""
-    if next(branch.parameters(recurse=False), None) is not None:
-        return [branch]
-    return [module for module in branch.children() if not isinstance(module, nn.RMSNorm)]
+def _check_experts(config: BackboneConfig, ranks: int) -> None:
+    name = "strategy.expert_parallel_size"
+    if config.experts == "megablocks" and config.num_experts:
+        raise DarlitError(f"{name}={ranks} needs backbone.experts=torch, here it is megablocks: set one or the other")
+    experts = config.num_experts
+    allowed = f"a divisor of backbone.num_experts={experts}" if experts else "1, this model has no experts"
+    check_option(name, ranks, experts > 0 and experts % ranks == 0, allowed)
 
 
-def _norms(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module.modules() if isinstance(child, nn.RMSNorm)]
+def _split(experts: Experts, mesh: DeviceMesh) -> None:
+    """Leave this rank the rows of its own experts."""
+    for name, weight in experts.named_parameters(recurse=False):
+        rows = distribute_tensor(weight.data, mesh, [Shard(0)], src_data_rank=None)
+        experts.register_parameter(name, nn.Parameter(rows))
 
 
 def _draw_as_construction_does(transformer: Transformer) -> None:

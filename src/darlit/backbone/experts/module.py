@@ -5,10 +5,14 @@ Shapes: B batch, T token, N = B T, D width, F hidden channels of an expert, E ex
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from darlit.backbone.config import BackboneConfig
+from darlit.backbone.expert_parallel import ExpertGroup
 from darlit.backbone.experts.routing import Routing, route, routing_losses
 
 
@@ -50,12 +54,20 @@ class Experts(nn.Module):
         routing = routing_losses(logits_NE, scores_NE, experts_Nk)
         dtype = logits_NE.dtype  # of matrix products, which autocast may have narrowed
         matrices = [
-            weight.to(dtype).view(self.config.num_experts, self.config.ffn_width, self.config.width)
+            _local(weight).to(dtype).view(-1, self.config.ffn_width, self.config.width)
             for weight in (self.gate, self.up, self.out)
         ]
+        compute: Callable[..., Tensor]
         if self.config.experts == "reference":
             from darlit.backbone.experts.reference import one_by_one as compute
         else:
             from darlit.backbone.experts.grouped import grouped as compute
+        if isinstance(self.gate, DTensor):
+            compute = ExpertGroup(self.gate.device_mesh.get_group(), compute)
         y_ND = compute(x_ND.to(dtype), weights_Nk, experts_Nk, routing.tokens_per_expert_E, *matrices)
         return y_ND.view_as(x_BTD), routing
+
+
+def _local(weight: Tensor) -> Tensor:
+    """The rows of the experts that this rank holds: all, unless they are split over ranks (see `expert_parallel`)."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -11,7 +11,7 @@ from typing import Any
 
 from darlit.errors import DarlitError
 
-SUITES = ("path", "step", "growth", "memory", "parts", "gpu")
+SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu")
 HIGHER_IS_BETTER = ("step",)
 """Suites whose ratio is a speed; elsewhere it is a cost."""
 MARGIN = 0.05

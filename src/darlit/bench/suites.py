@@ -15,6 +15,7 @@ from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors, path_work
 from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
+from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
 from darlit.pathways.depth_history import DepthHistory, Source
@@ -209,4 +210,5 @@ SUITES: dict[str, Callable[[Shape, int], Rows]] = {
     "growth": growth,
     "memory": memory,
     "parts": parts,
+    "recompute": recompute,
 }

@@ -25,6 +25,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
 from darlit.callbacks.expert_load import ExpertLoad
+from darlit.callbacks.memory_estimate import MemoryEstimate
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
@@ -146,6 +147,7 @@ class DarlitCLI(LightningCLI):
         last = ModelCheckpoint(filename="last", monitor=None, **where)
         # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
         return [
+            MemoryEstimate(),
             self._get(self.config_init, "throughput"),
             PathwayHealth(),
             ExpertLoad(),

@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(options.threads)
     shape = Shape(options.tokens, options.width, options.layers, options.dtype, options.device, options.clock)
     results: dict[str, Any] = {"machine": _machine(), "shape": vars(shape), "rounds": options.rounds, "suites": {}}
+    if {"path", "gpu"} & set(options.suites):
+        from darlit.bench.peers import skipped
+
+        device = "cuda" if "gpu" in options.suites else shape.device
+        for peer, reason in skipped(replace(shape, device=device)).items():
+            print(f"{peer} is not measured: {reason}")
     for suite in options.suites:
         if suite == "gpu":
             from darlit.bench.gpu import gpu

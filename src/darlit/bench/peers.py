@@ -6,7 +6,7 @@ Each peer computes what its name says for the same given outputs; a package that
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -130,9 +130,142 @@ class HyperConnectionsState:
         return self.pathway.reduce(self.streams)
 
 
-PACKAGES: dict[str, tuple[str, type[nn.Module]]] = {
-    "fla-core attnres_full": ("fla", FlaAttnRes),
-    "hyper-connections hc2": ("hyper_connections", HyperConnectionsPeer),
+class LigerAttnRes(nn.Module):
+    """AttnRes-Full through liger-kernel's operator, which takes its sources stacked."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.zeros(shape.branches, shape.width))
+        self.register_buffer("gain", torch.ones(shape.width))
+
+    def start(self, embedding: Tensor) -> Any:
+        return LigerAttnResState(self, embedding)
+
+
+class LigerAttnResState:
+    def __init__(self, pathway: LigerAttnRes, embedding: Tensor) -> None:
+        from liger_kernel.ops.attn_res import LigerAttnResFunction
+
+        self.operator = LigerAttnResFunction.apply
+        self.pathway, self.sources = pathway, [embedding]
+
+    def read(self, branch: int) -> Tensor:
+        if branch == 0:
+            return self.sources[0]
+        return self.operator(torch.stack(self.sources), self.pathway.queries[branch - 1], self.pathway.gain, EPS)
+
+    def write(self, branch: int, output: Tensor) -> None:
+        del branch
+        self.sources.append(output)
+
+    def finish(self) -> Tensor:
+        return self.read(len(self.pathway.queries))
+
+
+class LigerMHC(nn.Module):
+    """mHC with two streams through liger-kernel's operators; both streams lie in one tensor."""
+
+    STREAMS = 2
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        n = self.STREAMS
+        connections = n * n + 2 * n
+        self.phi = nn.Parameter(0.02 * torch.randn(shape.branches, n * shape.width, connections))
+        self.bias = nn.Parameter(torch.zeros(shape.branches, connections))
+        self.alphas = nn.Parameter(torch.full((shape.branches, 3), 0.01))
+
+    def start(self, embedding: Tensor) -> Any:
+        return LigerMHCState(self, embedding)
+
+
+class LigerMHCState:
+    def __init__(self, pathway: LigerMHC, embedding: Tensor) -> None:
+        self.pathway = pathway
+        self.streams = torch.stack([embedding] * pathway.STREAMS, dim=-2)
+
+    def read(self, branch: int) -> Tensor:
+        from liger_kernel.ops.mhc import LigerMHCCoeffsFunction, LigerMHCPreFunction
+
+        pathway, narrow = self.pathway, self.streams.dtype
+        pre, self.post, self.res = LigerMHCCoeffsFunction.apply(
+            self.streams,
+            pathway.phi[branch].to(narrow),
+            pathway.bias[branch].float(),
+            *pathway.alphas[branch].float().unbind(),
+            narrow == torch.float32,
+            20,  # iterations of Sinkhorn, as the paper
+            EPS,
+            0.0,
+            EPS,
+            2.0,
+        )
+        return LigerMHCPreFunction.apply(self.streams, pre).to(narrow)
+
+    def write(self, branch: int, output: Tensor) -> None:
+        from liger_kernel.ops.mhc import LigerMHCPostResFunction
+
+        del branch
+        self.streams = LigerMHCPostResFunction.apply(self.streams, output, self.post, self.res)
+
+    def finish(self) -> Tensor:
+        return self.streams.sum(-2)
+
+
+class FlashAttnRes(nn.Module):
+    """AttnRes-Block K = 4 through flash-attn-res: completed blocks once for all reads of a block, then a merge."""
+
+    READS = 8
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.zeros(shape.branches + 1, shape.width))
+
+    def start(self, embedding: Tensor) -> Any:
+        return FlashAttnResState(self, embedding)
+
+
+class FlashAttnResState:
+    def __init__(self, pathway: FlashAttnRes, embedding: Tensor) -> None:
+        self.pathway, self.blocks = pathway, [embedding]
+        self.partial: Tensor | None = None
+
+    def read(self, branch: int) -> Tensor:
+        from flash_attn_res.ops.phase_1 import phase_1_batched_attention_triton_op as completed
+        from flash_attn_res.ops.phase_2 import phase_2_online_softmax_merge_triton_op as merged
+
+        offset = branch % self.pathway.READS
+        if offset == 0:
+            if self.partial is not None:
+                self.blocks.append(self.partial)
+                self.partial = None
+            queries = self.pathway.queries[branch : branch + self.pathway.READS]
+            self.mixed, self.lse = completed(torch.stack(self.blocks), queries, EPS)
+        if self.partial is None:
+            return self.mixed[offset]
+        return merged(self.partial, self.pathway.queries[branch], self.mixed[offset], self.lse[offset], EPS)
+
+    def write(self, branch: int, output: Tensor) -> None:
+        del branch
+        self.partial = output if self.partial is None else self.partial + output
+
+    def finish(self) -> Tensor:
+        return self.read(len(self.pathway.queries) - 1)
+
+
+class Peer(NamedTuple):
+    package: str
+    module: str
+    make: type[nn.Module]
+    needs_gpu: bool
+
+
+PEERS: dict[str, Peer] = {
+    "fla-core attnres_full": Peer("fla-core", "fla", FlaAttnRes, needs_gpu=False),
+    "hyper-connections hc2": Peer("hyper-connections", "hyper_connections", HyperConnectionsPeer, needs_gpu=False),
+    "liger-kernel attnres_full": Peer("liger-kernel", "liger_kernel", LigerAttnRes, needs_gpu=True),
+    "liger-kernel mhc2": Peer("liger-kernel", "liger_kernel", LigerMHC, needs_gpu=True),
+    "flash-attn-res attnres_block4": Peer("flash-attn-res", "flash_attn_res", FlashAttnRes, needs_gpu=True),
 }
 
 
@@ -141,13 +274,17 @@ def naive_dar(shape: Shape) -> nn.Module:
 
 
 def installed(shape: Shape) -> dict[str, nn.Module]:
-    """Peers by name, those whose package can be found."""
-    return {
-        name: make(shape).to(shape.device)
-        for name, (package, make) in PACKAGES.items()
-        if importlib.util.find_spec(package)
-    }
+    """Peers by name, those that can run here."""
+    absent = skipped(shape)
+    return {name: peer.make(shape).to(shape.device) for name, peer in PEERS.items() if name not in absent}
 
 
-def missing() -> list[str]:
-    return [name for name, (package, _) in PACKAGES.items() if not importlib.util.find_spec(package)]
+def skipped(shape: Shape) -> dict[str, str]:
+    """Peers that cannot run here, and why."""
+    reasons = {}
+    for name, peer in PEERS.items():
+        if not importlib.util.find_spec(peer.module):
+            reasons[name] = f"not installed: pip install {peer.package}"
+        elif peer.needs_gpu and torch.device(shape.device).type != "cuda":
+            reasons[name] = "needs a GPU"
+    return reasons

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import darlit
 from backbone.expert_exchange import KINDS, ROUTES, expected
-from modules.sharded_steps import CASES, RECOMPUTED, STEPS, train
+from modules.sharded_steps import CASES, CLIP, RECOMPUTED, STEPS, train
 
 TESTS = Path(__file__).parent.parent
 
@@ -63,16 +63,32 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @cache
-def one_process(case: str, precision: str = "32-true", steps: int = STEPS) -> dict[str, Any]:
+def one_process(case: str, precision: str = "32-true", steps: int = STEPS, parts: int = 2) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return train(case, 0, 1, precision, steps)
+        return train(case, 0, 1, precision, steps, parts=parts)
 
 
 def assert_close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
     """Relative difference of whole tensors."""
     difference = (actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
     assert difference <= tolerance, f"{what}: {difference:.2e}"
+
+
+def assert_same_steps(single: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    actual = ranks[0]
+    assert len(single["steps"]) == len(actual["steps"]) == STEPS
+    for number, step in enumerate(single["steps"]):
+        losses = torch.stack([rank["steps"][number]["losses"][0] for rank in ranks])
+        assert_close(losses, torch.stack(step["losses"]), f"losses of step {number}")
+        assert_close(actual["steps"][number]["norm"], step["norm"], f"norm of step {number}", 1e-6)  # logged in float32
+        gradients = actual["steps"][number]["gradients"]
+        assert gradients.keys() == step["gradients"].keys()
+        for parameter, gradient in step["gradients"].items():
+            assert_close(gradients[parameter], gradient, f"gradient of {parameter} in step {number}", 1e-7)
+    assert single["steps"][0]["norm"] > CLIP, "nothing is clipped: the test would not see it"
+    for parameter, value in single["final"].items():
+        assert_close(actual["final"][parameter], value, parameter, 1e-7)
 
 
 NAMES = [
@@ -86,27 +102,17 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_take_the_steps_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     """Also with activation checkpointing, which one process does without."""
-    single, actual = one_process(name.split()[0]), ranks[0][name]
-    assert len(single["steps"]) == len(actual["steps"]) == STEPS
-    for number, step in enumerate(single["steps"]):
-        losses = torch.stack([rank[name]["steps"][number]["losses"][0] for rank in ranks])
-        assert_close(losses, torch.stack(step["losses"]), f"losses of step {number}")
-        assert_close(actual["steps"][number]["norm"], step["norm"], f"norm of step {number}", 1e-6)  # logged in float32
-        gradients = actual["steps"][number]["gradients"]
-        assert gradients.keys() == step["gradients"].keys()
-        for parameter, gradient in step["gradients"].items():
-            assert_close(gradients[parameter], gradient, f"gradient of {parameter} in step {number}", 1e-7)
-    assert single["steps"][0]["norm"] > 0.5, "nothing is clipped: the test would not see it"
-    for parameter, value in single["final"].items():
-        assert_close(actual["final"][parameter], value, parameter, 1e-7)
+    assert_same_steps(one_process(name.split()[0]), [rank[name] for rank in ranks])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_initial_values_are_those_of_one_process_bit_for_bit(ranks: list[dict[str, Any]], name: str) -> None:
+    """And no rank holds one that another holds."""
     single, actual = one_process(name.split()[0])["initial"], ranks[0][name]["initial"]
     assert single.keys() == actual.keys()
     for parameter, value in single.items():
         assert torch.equal(actual[parameter], value), parameter
+    assert sum(rank[name]["held"] for rank in ranks) == sum(value.numel() for value in single.values())
 
 
 def test_matrices_travel_as_bf16_and_the_pathway_computes_in_float32(ranks: list[dict[str, Any]]) -> None:
@@ -125,3 +131,12 @@ def test_tokens_come_back_from_experts_on_other_ranks(ranks: list[dict[str, Any]
         for name, actual, one in zip(names, rank["exchange"][f"{route}, {kind}"], tensors, strict=True):
             assert actual.shape == one.shape
             assert_close(actual, one, name, 1e-6 if kind == "grouped" else 1e-12)
+
+
+@pytest.mark.slow
+def test_experts_split_over_two_ranks_and_sharded_over_two_more(tmp_path: Path) -> None:
+    run_ranks(4, "sharded_steps.py", tmp_path)
+    found = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)["moe_dar_block"] for rank in range(4)]
+    single = one_process("moe_dar_block", parts=4)
+    assert_same_steps(single, found)
+    assert all(torch.equal(found[0]["initial"][name], value) for name, value in single["initial"].items())

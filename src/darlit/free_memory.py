@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 UNLIMITED = 2**60
 """A limit from here on is none: the first version of control groups has no word for it."""
 
@@ -39,8 +39,7 @@ def _of_the_machine() -> int:
 
 def _control_groups() -> list[tuple[Path, str, str]]:
     """This process's groups and those above: folder, and the files of limit and use (cgroups of version 2 and 1)."""
-    membership = Path("/proc/self/cgroup")
-    lines = membership.read_text().splitlines() if membership.is_file() else []
+    lines = MEMBERSHIP.read_text().splitlines() if MEMBERSHIP.is_file() else []
     groups = []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers == "":

@@ -1,7 +1,11 @@
-"""``darlit grid plan`` counts what the run itself will report."""
+"""``darlit plan`` and ``darlit grid plan`` count what the run itself will report, and say what is an estimate."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +13,118 @@ import pytest
 import yaml
 
 from darlit.__main__ import main
+from darlit.data.datamodule import TokenDataModule
 from darlit.errors import DarlitError
+from darlit.grid import estimate
 from darlit.grid.cells import read_grid
-from darlit.grid.plan import plan_cell
+from darlit.grid.estimate import Machine, plan_cell
+from darlit.modules import variants
 
 REPOSITORY = Path(__file__).parents[2]
+EXPERIMENTS = REPOSITORY / "experiments"
+TINY: dict[str, Any] = {"vocab_size": 257, "num_layers": 4, "width": 128, "num_heads": 4, "ffn_width": 384}
 
 
 def _grid(folder: Path, **changes: Any) -> Path:
-    cell = {"base": str(REPOSITORY / "experiments" / "tiny_dar_full.yaml"), **changes}
+    cell = {"base": str(EXPERIMENTS / "tiny_dar_full.yaml"), **changes}
     (folder / "tiny_dar_full.yaml").write_text(yaml.safe_dump(cell))
     path = folder / "grid.yaml"
     path.write_text(yaml.safe_dump({"groups": {"tiny": {"cells": ["tiny_dar_full"], "seeds": [0, 1]}}}))
     return path
 
 
-def test_counts_are_those_of_the_model_that_will_be_built(tmp_path: Path) -> None:
-    from darlit.modules import variants
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
-    plan = plan_cell(read_grid(_grid(tmp_path)).cells[0])
-    module: Any = variants()["DualAttentionResidualLM"](
-        pathway={"block_size": 1, "route": "dar"},
-        backbone={"vocab_size": 257, "num_layers": 4, "width": 128, "num_heads": 4, "ffn_width": 384},
-        optimizer={},
+
+def test_counts_are_those_of_the_model_that_will_be_built(tmp_path: Path) -> None:
+    plan = plan_cell(read_grid(_grid(tmp_path)).cells[0], Machine(), with_memory=False)
+    module: Any = variants()["DualAttentionResidualLM"](  # type: ignore[call-arg]
+        pathway={"block_size": 1, "route": "dar"}, backbone=TINY, optimizer={}
     )
-    assert plan.parameters == sum(parameter.numel() for parameter in module.parameters())
-    assert 0 < plan.pathway_parameters < plan.parameters
+    assert plan.parameters.total == plan.parameters.active == sum(p.numel() for p in module.parameters())
+    assert plan.parameters.pathway == sum(p.numel() for p in module.transformer.pathway.parameters())
     assert plan.steps == plan.tokens // plan.batch_tokens
     assert plan.flops == 2 * plan.tokens * plan.flops_per_token
+    # Both streams of the embedding and of four layers, in float32.
+    assert plan.history_bytes_per_token == 2 * 5 * 128 * 4
 
 
-def test_a_billion_parameters_are_planned_without_storage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["grid", "plan", str(REPOSITORY / "experiments" / "grids" / "dense1b.yaml")]) == 0
-    out = capsys.readouterr().out
-    assert "1,026,092,800" in out
-    assert "11 cells" in out
+def test_the_sparse_headline_is_planned_without_a_gpu_and_without_megablocks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = _json(capsys, str(EXPERIMENTS / "moe7b_dar.yaml"), "--gpus", "64")
+    (plan,) = result["experiments"]
+    assert plan["parameters"]["total"] == 6_919_231_608
+    assert plan["parameters"]["active"] == 1_282_087_032
+    assert (plan["strategy"], plan["precision"], plan["devices"]) == ("fsdp", "bf16-mixed", 64)
+    kept, recomputed = plan["memory_bytes"]["kept"], plan["memory_bytes"]["recomputed"]
+    assert kept["parameters"] == recomputed["parameters"] == 4 * -(-6_919_231_608 // 64)
+    assert recomputed["activations"] < kept["activations"] / 3
+    assert recomputed["total"] == sum(value for name, value in recomputed.items() if name != "total")
+    assert plan["checkpoint_bytes"] == 12 * 6_919_231_608
+    speed = 64 * 989e12 * 0.4 / plan["flops_per_token"]
+    assert plan["tokens_per_second"] == pytest.approx(speed)
+    assert plan["device_hours"] == pytest.approx(64 * plan["tokens"] / speed / 3600)
+
+
+def test_every_figure_says_what_it_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    basis = _json(capsys, str(EXPERIMENTS / "tiny_residual.yaml"))["assumptions"]["basis"]
+    assert len(basis) > 15
+    assert all(text.startswith(("exact", "estimate")) for text in basis.values())
+
+
+def test_options_change_what_they_name(capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(*options: str) -> dict[str, Any]:
+        return _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick", *options)["experiments"][0]
+
+    one, eight = planned("--gpus", "1"), planned("--gpus", "8")
+    assert eight["tokens_per_second"] == pytest.approx(8 * one["tokens_per_second"])
+    assert eight["device_hours"] == pytest.approx(one["device_hours"])
+    assert one["accumulation"] == 8 * eight["accumulation"]
+    assert planned("--utilisation", "0.2")["device_hours"] == pytest.approx(2 * one["device_hours"])
+    assert planned("--peak_tflops", "312")["device_hours"] == pytest.approx(989 / 312 * one["device_hours"])
+    assert planned("--precision", "bf16-true")["checkpoint_bytes"] == one["checkpoint_bytes"] / 2
+    assert planned("--strategy", "fsdp")["strategy"] == "fsdp"
+    assert one["memory_bytes"] == {}
+
+
+def test_a_cpu_cell_has_no_speed_unless_its_peak_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXPERIMENTS / "tiny_residual.yaml")
+    result = _json(capsys, file, "--quick")
+    assert result["experiments"][0]["device"] == "cpu"
+    assert result["experiments"][0]["tokens_per_second"] is None
+    assert any("--peak_tflops" in note for note in result["assumptions"]["notes"])
+    assert _json(capsys, file, "--quick", "--peak_tflops", "0.1")["total"]["device_hours"] > 0
+
+
+def test_a_grid_is_planned_by_both_verbs_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = str(EXPERIMENTS / "grids" / "dense1b.yaml")
+    assert main(["grid", "plan", grid, "--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "1,026,092,800" in printed
+    assert "11 cells" in printed
+    assert main(["plan", grid, "--quick"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_totals_are_over_cells_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _json(capsys, str(EXPERIMENTS / "grids" / "first.yaml"), "--quick", "--gpus", "1")
+    plans, total = result["experiments"], result["total"]
+    assert total["runs"] == 6
+    assert total["tokens"] == 6 * 102_400
+    assert total["device_hours"] == pytest.approx(sum(2 * plan["device_hours"] for plan in plans))
+    assert total["flops"] == sum(2 * plan["tokens"] * plan["flops_per_token"] for plan in plans)
+
+
+def test_tables_mark_what_the_experiment_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(EXPERIMENTS / "tiny_residual.yaml"), str(EXPERIMENTS / "tiny_dar_full.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "888,348" in printed
+    assert "2 cells" in printed
+    assert "activations" in printed
+    assert "*" in printed
 
 
 @pytest.mark.parametrize(
@@ -52,11 +133,45 @@ def test_a_billion_parameters_are_planned_without_storage(capsys: pytest.Capture
         ({"model": {"class_path": "NoSuchLM"}}, "model.class_path is 'NoSuchLM'; known are "),
         ({"model": {"init_args": {"pathway": {"block_size": 9}}}}, "block_size"),
         ({"budget": {"tokens": "many"}}, "budget.tokens is 'many'"),
+        ({"budget": {"batch_tokens": 2049}}, "budget.batch_tokens=2049 is not a multiple of 2048 (devices 1 x "),
+        ({"trainer": {"precision": "16-mixed"}}, "precision '16-mixed' is not known"),
     ],
 )
 def test_a_cell_that_cannot_be_built_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     cell = read_grid(_grid(tmp_path, **changes)).cells[0]
     with pytest.raises(DarlitError) as error:
-        plan_cell(cell)
+        plan_cell(cell, Machine(), with_memory=False)
     assert str(error.value).startswith(str(tmp_path / "tiny_dar_full.yaml"))
     assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "0"], "--gpus 0 is not allowed"),
+        (["--utilisation", "1.5"], "--utilisation 1.5 is not allowed"),
+        (["--peak_tflops", "0"], "--peak_tflops 0.0 is not allowed"),
+    ],
+)
+def test_bad_options_are_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(EXPERIMENTS / "tiny_residual.yaml"), *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "no_such.yaml"]) == 2
+    assert "'no_such.yaml' does not exist" in capsys.readouterr().err
+
+
+def test_defaults_are_those_of_the_data_module() -> None:
+    defaults = {name: p.default for name, p in inspect.signature(TokenDataModule.__init__).parameters.items()}
+    assert (defaults["sequence_length"], defaults["batch_size"]) == (estimate.SEQUENCE_LENGTH, estimate.BATCH_SIZE)
+
+
+def test_help_needs_no_torch() -> None:
+    """The options are parsed before anything heavy is imported."""
+    code = "import sys; import darlit.grid.plan; sys.exit(bool({'torch', 'lightning', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -17,7 +17,7 @@ class Figure(NamedTuple):
     name: str
     text: Callable[[CellPlan], str]
     basis: str
-    """Whether it is exact or an estimate, and on what assumption; continues the line above where empty."""
+    """Whether it is exact or an estimate, and on what assumption."""
 
 
 def figures(plans: Sequence[CellPlan], machine: Machine) -> Table:
@@ -100,7 +100,7 @@ def as_json(plans: Sequence[CellPlan], machine: Machine) -> dict[str, Any]:
                 if plan.flops_per_second is not None
             },
             "notes": notes(plans, machine),
-            "basis": {name: basis for section in _sections(plans, machine) for name, _, basis in section},
+            "basis": {name.strip(): basis for section in _sections(plans, machine) for name, _, basis in section},
         },
         "experiments": [_as_json(plan) for plan in plans],
         "total": {
@@ -203,9 +203,9 @@ def _memory_section() -> list[Figure]:
             activations(False),
             "estimate: most bytes alive in a micro-batch, counted on the graph at two small depths, continued linearly",
         ),
-        Figure("    layers recomputed", activations(True), "the same with backbone.checkpoint_layers"),
+        Figure("  activations, recomputed", activations(True), "estimate: the same with backbone.checkpoint_layers"),
         Figure("  in all", lambda plan: _total(plan, False), "estimate: the sum"),
-        Figure("    layers recomputed", lambda plan: _total(plan, True), ""),
+        Figure("  in all, recomputed", lambda plan: _total(plan, True), "estimate: the sum"),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -19,21 +20,23 @@ from darlit.modules.dual_attention import DualAttentionResidualLM
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.residual import ResidualLM
 from darlit.pathways.dual_attention import DualAttentionOptions
+from darlit.pathways.table import ARMS
 
 BACKBONE = BackboneConfig(vocab_size=50, num_layers=2, width=16, num_heads=2, ffn_width=24, sequence_length=8)
 
 
-def trainer(folder: Path, steps: int = 2) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        default_root_dir=folder,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        gradient_clip_val=1.0,
-    )
+def trainer(folder: Path, steps: int = 2, **options: Any) -> pl.Trainer:
+    given: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_steps": steps,
+        "default_root_dir": folder,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "gradient_clip_val": 1.0,
+    }
+    return pl.Trainer(**{**given, **options})
 
 
 def batches() -> DataLoader:
@@ -94,3 +97,42 @@ def test_token_loss_weighs_batches_by_their_tokens() -> None:
 
 def test_every_pathway_has_a_variant() -> None:
     assert {variant.pathway_name for variant in variants().values()} == set(pathways.names())
+
+
+def test_gradients_are_clipped_with_a_fused_optimizer_in_mixed_precision(tmp_path: Path) -> None:
+    """The precision of every GPU cell; Lightning's own clipping refuses the optimizer there."""
+    norms = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+            logged = trainer.callback_metrics["train/grad_norm"]
+            norms.append((logged, torch.nn.utils.get_total_norm(p.grad for p in pl_module.parameters())))
+
+    options = {"precision": "bf16-mixed", "gradient_clip_val": 1e-2, "callbacks": [Look()]}
+    trainer(tmp_path, **options).fit(ResidualLM(backbone=BACKBONE), batches())
+    assert len(norms) == 2
+    for logged, clipped in norms:
+        assert logged > 0.1
+        assert clipped == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_a_precision_that_scales_gradients_is_refused() -> None:
+    module = ResidualLM()
+    module._trainer = type("Trainer", (), {"precision": "16-mixed"})()  # a CPU never gets there by itself
+    with pytest.raises(DarlitError, match="16-mixed is not allowed"):
+        module.setup("fit")
+
+
+def test_every_arm_starts_from_the_same_backbone() -> None:
+    """Also one whose pathway draws random values of its own."""
+
+    def backbone(pathway: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        arm = next(variant for variant in variants().values() if variant.pathway_name == pathway)
+        module = arm(pathway=options, backbone=BACKBONE)  # type: ignore[call-arg]
+        return {name: value for name, value in module.transformer.state_dict().items() if "pathway" not in name}
+
+    expected = backbone("residual", {})
+    for pathway, options in ARMS.values():
+        for name, value in backbone(pathway, options).items():
+            assert torch.equal(value, expected[name]), (pathway, name)

@@ -74,6 +74,7 @@ def runs(cell: Path) -> Path:
         interrupted(cell, 2, "resumed"),
         resumed(cell, 2, "resumed"),
         {"arguments": validate},
+        fit_job(cell, 2, "spoilt", spoil=3, status=2),
     ]
     run_ranks(2, "sharded_fits.py", json.dumps(jobs))
     return folder(cell, "straight").parent.parent
@@ -88,6 +89,13 @@ def test_a_signal_to_one_rank_ends_all_and_the_resumed_run_is_the_straight_one_b
     assert summary(straight)["restarts"] == 0
     assert summary(continued)["restarts"] == 1
     assert summary(straight)["curve"]["val"]["loss"] == summary(continued)["curve"]["val"]["loss"]
+
+
+def test_a_bad_loss_on_one_rank_stops_all_with_good_weights(runs: Path) -> None:
+    path = runs / "spoilt" / "seed_0" / "checkpoints" / "before_non_finite.ckpt"
+    saved = sharded_checkpoint.read(path)
+    assert saved["global_step"] == 3
+    assert all(torch.isfinite(value).all() for value in saved["state_dict"].values())
 
 
 def test_a_sharded_run_is_the_run_of_one_process(runs: Path, cell: Path) -> None:

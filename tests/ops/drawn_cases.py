@@ -63,7 +63,7 @@ def run(case: dict[str, Any], implementation: str, dtype: torch.dtype, compute: 
         case["name"], num_branches=branches, width=width, implementation=implementation, **case["options"]
     )
     for parameter in pathway.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        parameter.data = torch.randn(parameter.shape, generator=generator) * case.get("parameter_std", 0.3)
     if compute == torch.float64:
         pathway = pathway.double()
 

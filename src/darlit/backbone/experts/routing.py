@@ -42,7 +42,8 @@ def route(logits_NE: Tensor, experts_per_token: int, normalize: bool) -> tuple[T
 def routing_losses(logits_NE: Tensor, scores_NE: Tensor, experts_Nk: Tensor) -> Routing:
     """The losses of one router on one batch of tokens."""
     experts = scores_NE.shape[-1]
-    counts_E = torch.bincount(experts_Nk.flatten(), minlength=experts)
+    chosen_A = experts_Nk.flatten()  # not counted with bincount, which has the host wait for the device
+    counts_E = chosen_A.new_zeros(experts).scatter_add_(0, chosen_A, torch.ones_like(chosen_A))
     shares_E = counts_E.to(scores_NE.dtype) / experts_Nk.numel()
     load_balancing = experts * torch.dot(shares_E, scores_NE.mean(0))
     z = logits_NE.to(scores_NE.dtype).logsumexp(-1).square().mean()

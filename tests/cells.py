@@ -39,6 +39,7 @@ def write_cell(folder: Path, data_folder: Path, arm: str = "dar_full", **changes
         "data": {"folder": str(data_folder), "sequence_length": 32, "batch_size": 8, "val_sequences": 16},
         "budget": {"tokens": STEPS * BATCH_TOKENS, "batch_tokens": BATCH_TOKENS, "validation_interval": 5},
         "trainer": {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1},
+        "memory_estimate": {"enabled": False},  # a second of every run
         "runs_dir": str(folder / "runs"),
     }
     if pathway:

@@ -90,6 +90,7 @@ class DarlitCLI(LightningCLI):
             "--overwrite", type=bool, default=False, help="Delete an earlier run of this cell and seed."
         )
         parser.add_argument("--budget", type=Budget, default=Budget(), help="What the run may spend.")
+        parser.add_class_arguments(MemoryEstimate, "memory_estimate")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
         parser.add_class_arguments(PathwayPictures, "pictures")
         parser.add_class_arguments(Throughput, "throughput")
@@ -147,7 +148,7 @@ class DarlitCLI(LightningCLI):
         last = ModelCheckpoint(filename="last", monitor=None, **where)
         # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
         return [
-            MemoryEstimate(),
+            self._get(self.config_init, "memory_estimate"),
             self._get(self.config_init, "throughput"),
             PathwayHealth(),
             ExpertLoad(),

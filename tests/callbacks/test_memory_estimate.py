@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from cells import fit, write_cell
 from darlit import free_memory
 from darlit.backbone import BackboneConfig
 from darlit.callbacks import memory_estimate
@@ -56,6 +57,26 @@ def test_a_warning_with_numbers_and_what_to_change_when_there_is_not(monkeypatch
     for remedy in ("backbone.checkpoint_layers true (", "data.batch_size below 4", "more devices", "fsdp.yaml"):
         assert remedy in warning
     assert "\n" not in warning
+
+
+def test_a_step_that_needs_values_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_values(*_: Any) -> None:
+        raise RuntimeError("a value is needed here")
+
+    monkeypatch.setattr(memory_estimate, "step_memory", needs_values)
+    (warning,) = start(monkeypatch, free=GIB)
+    assert "no estimate" in warning
+    assert "a value is needed here" in warning
+
+
+def test_a_cell_estimates_unless_told_not_to(
+    data_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for enabled in (True, False):
+        caplog.clear()
+        cell = write_cell(tmp_path / str(enabled), data_folder, memory_estimate__enabled=enabled)
+        assert fit(cell, "--budget.tokens", "512", "--budget.validation_interval", "1") == 0
+        assert ("memory of a step on cpu" in caplog.text) == enabled
 
 
 def test_what_is_done_already_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from darlit.live_tensors import LiveTensors, results
 class FakeStep(FakeTensorMode):
     """While it is on every new tensor is a fake one of the CPU, and is counted.
 
-    It also stands in for what PyTorch's fake tensors cannot do of experts: counts, whose number depends on values, and
-    grouped products in float32.
+    It also stands in for what PyTorch's fake tensors cannot do of experts: grouped products in float32.
     """
 
     def __init__(self) -> None:
@@ -40,12 +39,6 @@ class FakeStep(FakeTensorMode):
         return result
 
 
-def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """As many as were asked for; no value is greater."""
-    del weights
-    return x.new_empty(minlength)
-
-
 def _grouped_product(a: Tensor, b: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
     """``[A, m] x [E, m, n] -> [A, n]``, or ``[m, A] x [A, n] -> [E, m, n]``, a group to each of the E ``offs``."""
     shape = (a.shape[0], b.shape[-1]) if b.dim() == 3 else (len(offs), a.shape[0], b.shape[-1])
@@ -53,6 +46,5 @@ def _grouped_product(a: Tensor, b: Tensor, offs: Tensor, *_: Any, **__: Any) -> 
 
 
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
-    torch.ops.aten.bincount.default: _counts,
     torch.ops.aten._grouped_mm.default: _grouped_product,
 }

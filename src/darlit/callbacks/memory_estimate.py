@@ -18,20 +18,32 @@ from darlit.modules.sharding import is_sharded
 class MemoryEstimate(pl.Callback):
     """Says in one line what a step will need, and warns when that is more than is free. It never refuses.
 
-    On a CPU every process counts what is free for itself alone.
+    On a CPU every process counts what is free for itself alone. It takes a second or more, for a forward and a
+    backward pass of tensors without memory.
+
+    Args:
+        enabled: false skips it.
     """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, LanguageModule)
         precision = str(trainer.precision)
-        if not trainer.is_global_zero or precision not in PRECISIONS:
+        if not self.enabled or not trainer.is_global_zero or precision not in PRECISIONS:
             return
         model, data = pl_module.transformer, trainer.datamodule  # type: ignore[attr-defined]
         device = pl_module.device
         placement = Placement(
             precision, "cuda" if device.type == "cuda" else "cpu", trainer.world_size, is_sharded(model)
         )
-        need = step_memory(model, data.batch_size, placement)
+        try:
+            need = step_memory(model, data.batch_size, placement)
+        except Exception as error:  # a pathway of one's own may do what tensors without values cannot
+            reason = " ".join(str(error).split())[:200]
+            rank_zero_warn(f"no estimate of this step's memory: its passes do not run without values ({reason})")
+            return
         rank_zero_info(_line(need, device))
         free, held = free_bytes(device), held_bytes(trainer, pl_module)
         if need.total - held <= free:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
+
 from cells import BATCH_TOKENS, STEPS, fit, run_folder, summary, write_cell
 from darlit.callbacks.run_record import Cell, RunRecord
 from darlit.modules import Budget
@@ -14,6 +16,8 @@ def test_a_cell_is_size_and_arm() -> None:
     cell = Cell("dense0.1b_dar_block", seed=2)
     assert (cell.size, cell.arm) == ("dense0.1b", "dar_block")
     assert Cell("mine", 0).arm == "mine"
+    sparse = Cell("tiny_moe_dar_block", 0)
+    assert (sparse.size, sparse.arm) == ("tiny_moe", "dar_block")
 
 
 def test_a_repeated_step_is_recorded_once() -> None:
@@ -34,3 +38,13 @@ def test_progress_is_written_while_it_runs_and_at_the_end(tmp_path: Path, data_f
     curve = summary(run_folder(experiment))["curve"]["train"]
     assert curve["step"] == list(range(1, STEPS + 1))
     assert curve["loss"][0] > curve["loss"][-1]
+
+
+def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path, data_folder: Path) -> None:
+    experiment = write_cell(tmp_path, data_folder, budget__validation_interval=8)
+    assert fit(experiment) == 0
+    done = summary(run_folder(experiment))
+    assert done["curve"]["val"]["step"] == [8, 16, STEPS]
+    assert done["val_loss_final"] == done["curve"]["val"]["loss"][-1]
+    assert done["tokens_seen"] == STEPS * BATCH_TOKENS
+    assert torch.load(run_folder(experiment) / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == STEPS

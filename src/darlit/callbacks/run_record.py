@@ -72,6 +72,8 @@ class RunRecord(pl.Callback):
         self._losses.append(outputs["cross_entropy"])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
+        if trainer.global_step >= self.budget.steps:
+            trainer.should_stop = True  # has the last step validated, also where the interval does not divide the steps
         if trainer.global_step % trainer.log_every_n_steps == 0:
             finite = [loss for loss in map(float, self._losses) if math.isfinite(loss)]  # skipped steps have none
             if finite:

@@ -17,7 +17,7 @@ class Budget:
     Args:
         tokens: training tokens in all; the steps are tokens // batch_tokens.
         batch_tokens: tokens of one optimiser step over all devices; gradients are accumulated to reach it.
-        validation_interval: optimiser steps between validations (a checkpoint follows each).
+        validation_interval: optimiser steps between validations (a checkpoint follows each); the last step has one too.
     """
 
     tokens: int = 1_000_000

@@ -138,7 +138,8 @@ def read_whole(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_is_not_continued_with_the_other_kind_of_checkpoint(runs: Path, cell: Path, data_folder: Path) -> None:
     with pytest.raises(DarlitError, match="saved by a run with the sharded strategy, this one is without it"):
         fit(cell, "--data.batch_size=12", "--ckpt_path", str(last(runs / "straight" / "seed_0")))
-    other = write_cell(cell.parent / "other", data_folder, budget__tokens=2 * 256)
+    options = {"budget__tokens": 2 * 256, "model__init_args__backbone__implementation": "reference"}
+    other = write_cell(cell.parent / "other", data_folder, **options)
     assert fit(other) == 0
     with pytest.raises(DarlitError, match="saved by a run without the sharded strategy, this one is with it"):
         darlit_cli.main(fit_job(cell, 1, "other", "--ckpt_path", str(last(run_folder(other))))["arguments"])

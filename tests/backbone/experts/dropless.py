@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from backbone.experts.cases import CONFIG, LOADS, assert_close, experts, run, tokens
 from darlit import pathways
 from darlit.backbone import Transformer
 from darlit.backbone.experts import compiled_parts
+from darlit.modules.sharding import shard
 
 TWO_LAYERS = replace(CONFIG, norm_eps=1e-6)
 
@@ -79,6 +84,19 @@ def step(transformer: Transformer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_training_step_with_dual_attention_residuals(recompute: bool) -> None:
     assert_close(step(model("megablocks", recompute)), step(model("reference")), 1e-5)
+
+
+def test_a_sharded_training_step(tmp_path: Path) -> None:
+    """One rank: parameters come and go as under FSDP2 on many, and megablocks computes on what is gathered."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        sharded = model("megablocks", recompute=True)
+        shard(sharded, init_device_mesh("cpu", (1,)), torch.device("cpu"), "32-true")
+        found = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in step(sharded).items()}
+        assert isinstance(sharded.layers[0].feed_forward.gate, DTensor)
+    finally:
+        dist.destroy_process_group()
+    assert_close(found, step(model("reference")), 1e-5)
 
 
 def test_a_checkpoint_moves_between_backends() -> None:

@@ -52,5 +52,5 @@ def routing_losses(logits_NE: Tensor, scores_NE: Tensor, experts_Nk: Tensor) -> 
 
 def mean_routing(routings: Sequence[Routing]) -> Routing:
     """Losses averaged over layers, and all layers' counts side by side, ``[L, E]``."""
-    losses = (torch.stack([routing[i] for routing in routings]).mean() for i in range(2))
-    return Routing(*losses, torch.stack([routing.tokens_per_expert_E for routing in routings]))
+    load_balancing, z, tokens_per_expert_LE = (torch.stack(values) for values in zip(*routings, strict=True))
+    return Routing(load_balancing.mean(), z.mean(), tokens_per_expert_LE)

@@ -16,13 +16,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 @st.composite
 def cases(draw: Any, widened: bool) -> dict[str, Any]:
-    """A pathway, its options and what flows through it; ``widened``: mHC too, which has no Triton kernels."""
+    """A pathway, its options and what flows through it; ``widened``: Hyper-Connections too, without Triton kernels."""
     layers = draw(st.integers(1, 4))
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 70)))
-    name = draw(st.sampled_from(("dar", "attnres", "mhc") if widened else ("dar", "attnres")))
+    name = draw(st.sampled_from(("dar", "attnres", "mhc", "hyper_connections") if widened else ("dar", "attnres")))
     options: dict[str, Any] = {}
     if name == "mhc":
         options = {"num_streams": draw(st.integers(1, 5)), "dynamic_scale": 0.5}
+    elif name == "hyper_connections":
+        options = {"num_streams": draw(st.integers(1, 4)), "connections": draw(st.sampled_from(("static", "dynamic")))}
     elif name == "dar":
         options = {
             "query_init_std": 0.02,

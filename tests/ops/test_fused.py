@@ -157,6 +157,9 @@ def test_operators_declare_what_they_do():
 
 def test_what_cannot_be_served_is_refused():
     assert choose("auto", "cpu", torch.float64) == "reference"
+    assert choose("auto", "cuda", torch.float64) == "reference"
+    assert choose("auto", "cuda", torch.bfloat16) == "triton"
+    assert choose("auto", "cuda", torch.bfloat16, ("auto", "reference", "cpu")) == "reference"
     with pytest.raises(DarlitError, match="cannot serve"):
         choose("cpu", "cpu", torch.float64)
     with pytest.raises(DarlitError, match="choose one of"):

@@ -15,11 +15,13 @@ IMPLEMENTATIONS = get_args(Implementation)
 
 
 @torch.compiler.assume_constant_result
-def choose(implementation: str, device_type: str, dtype: torch.dtype) -> str:
+def choose(
+    implementation: str, device_type: str, dtype: torch.dtype, available: tuple[str, ...] = IMPLEMENTATIONS
+) -> str:
     """What runs for tensors of this kind: ``reference``, ``cpu`` or ``triton``.
 
-    ``auto`` is the compiled CPU path where there is a compiler, and the reference elsewhere: the Triton kernels are
-    checked in the interpreter and compiled for every target, but run only where they are asked for by name.
+    ``auto`` takes the first of the ``available`` ones that can: the Triton kernels on an NVIDIA GPU, the compiled CPU
+    path where there is a compiler, the reference everywhere else.
 
     Raises:
         DarlitError: an unknown name, or one that cannot serve these tensors.
@@ -28,18 +30,27 @@ def choose(implementation: str, device_type: str, dtype: torch.dtype) -> str:
         raise DarlitError(f"implementation={implementation!r} is not known; choose one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference":
         return "reference"
-    if implementation == "triton":
+    for name in ("triton", "cpu") if implementation == "auto" else (implementation,):
+        if name in available and _serves(name, device_type, dtype, asked=implementation == name):
+            return name
+    if implementation == "auto":
+        return "reference"
+    raise DarlitError(
+        f"implementation={implementation!r} cannot serve {dtype} on {device_type}: choose auto or reference"
+    )
+
+
+def _serves(name: str, device_type: str, dtype: torch.dtype, *, asked: bool) -> bool:
+    if name == "triton":
         if importlib.util.find_spec("triton") is None:
-            raise DarlitError("implementation='triton' needs the triton package: pip install triton, or choose auto")
-        triton_kernels = importlib.import_module("darlit.ops.triton_kernels")
-        if not triton_kernels.supports(device_type, dtype):
-            raise DarlitError(f"implementation='triton' cannot serve {dtype} on {device_type}: choose auto")
-        return "triton"
-
-    from darlit.ops import cpu
-
-    if cpu.supports(device_type, dtype):
-        return "cpu"
-    if implementation == "cpu":
-        raise DarlitError(f"implementation='cpu' cannot serve {dtype} on {device_type}: choose auto or reference")
-    return "reference"
+            if asked:
+                raise DarlitError(
+                    "implementation='triton' needs the triton package: pip install triton, or choose auto"
+                )
+            return False
+        if device_type == "cpu" and not asked:
+            return False  # Triton's interpreter is there to be tested, not to be used
+    elif device_type != "cpu":
+        return False
+    module = "triton_kernels" if name == "triton" else "cpu"
+    return importlib.import_module(f"darlit.ops.{module}").supports(device_type, dtype)

@@ -226,7 +226,7 @@ class Pathway(nn.Module, ABC):
         """What runs in a forward pass: a probe sees weights that only the reference makes visible."""
         if probe is not None:
             return "reference"
-        return choose(self.implementation, embedding_BTD.device.type, embedding_BTD.dtype)
+        return choose(self.implementation, embedding_BTD.device.type, embedding_BTD.dtype, self.implementations)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{field.name}={asdict(self.options)[field.name]!r}" for field in fields(self.options))

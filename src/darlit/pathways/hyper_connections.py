@@ -68,6 +68,7 @@ class HyperConnections(WidenedStreams):
     source = "arXiv 2409.19606"
     keeps = "the streams"
     Options = HyperConnectionsOptions
+    implementations = ("auto", "reference", "cpu")
 
     def __init__(self, num_branches: int, width: int, options: HyperConnectionsOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from darlit import bench
+from darlit.bench import peers
+from darlit.bench import suites as bench_suites
 from darlit.bench.arms import Shape, moved_tensors
 from darlit.bench.measure import ratio
 from darlit.errors import DarlitError
@@ -48,6 +50,17 @@ def test_bad_input_is_one_line(tmp_path):
 def test_gpu_suite_without_a_gpu():
     with pytest.raises(DarlitError, match="needs a GPU"):
         bench.main(["gpu"])
+
+
+def test_a_peer_that_cannot_run_is_named(monkeypatch, capsys):
+    broken = peers.Peer("no-such-package", "no_such_package", peers.LigerMHC, needs_gpu=False)
+    monkeypatch.setattr(peers, "PEERS", {"mine": broken, "gpu only": broken._replace(module="torch", needs_gpu=True)})
+    monkeypatch.setattr(bench_suites, "SUITES", {**bench_suites.SUITES, "path": lambda shape, rounds: []})
+    assert bench.main(["path", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert "mine is not measured: not installed: pip install no-such-package" in printed
+    assert "gpu only is not measured: needs a GPU" in printed
+    assert peers.installed(Shape()) == {}
 
 
 def results(suite, value, noise=0.01):

@@ -1,0 +1,86 @@
+"""What the repository says about its runs is what their committed summaries give, byte for byte."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from darlit.grid.cells import read_grid
+from darlit.grid.commands import main as grid_main
+from darlit.grid.equal_budget import check_grid
+from darlit.grid.results import main as results_main
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+GRID = ROOT / "experiments" / "grids" / "small.yaml"
+NOT_GENERATED = {"bench", "runs", "screening", "notes.md"}
+CHOICES = {
+    "experiments/sweeps/small_learning_rate.yaml": "docs/experiments.md",
+    "experiments/sweeps/tiny_learning_rate.yaml": "docs/experiments.md",
+    "experiments/screening/dar_options.yaml": "docs/pathways.md",
+}
+
+
+@pytest.mark.parametrize("grid", CHOICES)
+def test_tables_of_choices(grid: str, tmp_path: Path) -> None:
+    assert check_grid(read_grid(ROOT / grid))
+    page = tmp_path / "page.md"
+    shutil.copy(ROOT / CHOICES[grid], page)
+    call = ["choose", str(ROOT / grid), f"--runs_dir={RESULTS / 'screening'}", f"--into={page}"]
+    assert grid_main(call) == 0
+    assert page.read_bytes() == (ROOT / CHOICES[grid]).read_bytes()
+
+
+def _generated(folder: Path) -> dict[Path, bytes]:
+    parts = [part for part in folder.iterdir() if part.name not in NOT_GENERATED]
+    files = [file for part in parts for file in ([part] if part.is_file() else part.rglob("*")) if file.is_file()]
+    return {file.relative_to(folder): file.read_bytes() for file in files}
+
+
+no_runs_yet = pytest.mark.skipif(not (RESULTS / "runs").is_dir(), reason="no run of the evidence grid is finished yet")
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
+    """All of results/ once more, from its summaries and notes alone."""
+    out = tmp_path_factory.mktemp("results")
+    shutil.copy(RESULTS / "notes.md", out)
+    assert results_main([str(RESULTS / "runs"), f"--out={out}", f"--grid={GRID}"]) == 0
+    return _generated(out)
+
+
+@no_runs_yet
+def test_texts_and_tables(again: dict[Path, bytes]) -> None:
+    committed = _generated(RESULTS)
+    assert set(committed) == set(again)
+    assert {str(file) for file in again} >= {
+        "README.md",
+        "table.md",
+        "table.csv",
+        "table.tex",
+        "figures/size_small.png",
+    }
+    for file in again:
+        if file.suffix != ".png":
+            assert committed[file] == again[file], file
+
+
+@no_runs_yet
+def test_figures(again: dict[Path, bytes]) -> None:
+    import matplotlib as mpl
+
+    drawn_with = re.search(r"^matplotlib==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert drawn_with is not None
+    if mpl.__version__ != drawn_with[1]:
+        pytest.skip(f"drawn with matplotlib {drawn_with[1]}; {mpl.__version__} draws other pixels")
+    for file in again:
+        if file.suffix == ".png":
+            assert again[file] == (RESULTS / file).read_bytes(), file
+
+
+def test_no_run_is_from_a_changed_checkout() -> None:
+    for file in sorted([*(RESULTS / "runs").rglob("*.json"), *(RESULTS / "screening").rglob("*.json")]):
+        assert re.search(r'"git_revision": "[0-9a-f]{40}"', file.read_text()), file

@@ -58,6 +58,7 @@ TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "enable_model_summary": False,
     "use_distributed_sampler": False,
+    "inference_mode": False,  # an evaluation is without gradients; FSDP2 cannot gather parameters as inference tensors
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from darlit.bench import peers
 from darlit.bench import suites as bench_suites
 from darlit.bench.arms import Shape, moved_tensors
 from darlit.bench.measure import ratio
+from darlit.bench.moe7b import ARMS, MOE7B, moe7b
 from darlit.errors import DarlitError
+from darlit.experiment import load_experiment
 from darlit.live_tensors import PeakMemory
 
 SMALL = ["--tokens", "8", "--width", "64", "--layers", "4", "--rounds", "1", "--threads", "1"]
@@ -103,3 +107,30 @@ def test_peak_counts_each_storage_while_it_lives():
         del b, c
     assert peak.peak == 8000
     assert peak.live == 0
+
+
+def test_the_7b_suite_measures_every_arm_made_small() -> None:
+    small = replace(
+        MOE7B, vocab_size=64, num_layers=4, width=32, num_heads=2, ffn_width=16, num_experts=4, experts_per_token=2,
+        sequence_length=16,
+    )  # fmt: skip
+    rows = moe7b(1, small, "cpu")
+    assert [row["name"] for row in rows] == [f"{arm} torch" for arm in ARMS]
+    assert rows[0]["ratio"] == 1
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_the_7b_suite_is_the_experiments_shape() -> None:
+    experiments = Path(__file__).parents[2] / "experiments"
+    for arm, (_, options) in ARMS.items():
+        model = load_experiment(experiments / f"moe7b_{arm}.yaml")["model"]["init_args"]
+        shape = {name: value for name, value in model["backbone"].items() if name != "experts"}
+        assert shape.items() <= asdict(MOE7B).items()
+        assert {name: value for name, value in model.get("pathway", {}).items() if name != "route"} == options
+
+
+def test_the_7b_suite_without_a_gpu_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DarlitError, match="needs a GPU"):
+        moe7b(1)

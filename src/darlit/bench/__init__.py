@@ -12,8 +12,8 @@ from typing import Any
 
 from darlit.errors import DarlitError
 
-SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu")
-HIGHER_IS_BETTER = ("step",)
+SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu", "moe7b")
+HIGHER_IS_BETTER = ("step", "moe7b")
 """Suites whose ratio is a speed; elsewhere it is a cost."""
 MARGIN = 0.05
 """Beyond the noise of both runs, a ratio must be worse by this much to count."""
@@ -48,6 +48,10 @@ def main(arguments: list[str]) -> int:
             from darlit.bench.gpu import gpu
 
             rows = gpu(options.rounds)
+        elif suite == "moe7b":
+            from darlit.bench.moe7b import moe7b
+
+            rows = moe7b(options.rounds)
         else:
             rows = RUN[suite](shape, options.rounds)
         results["suites"][suite] = rows

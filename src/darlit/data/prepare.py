@@ -14,7 +14,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -285,7 +285,15 @@ def _find(sources: Sequence[str] | Sequence[Source]) -> tuple[list[Source], int]
 
 def _versions() -> dict[str, str]:
     packages = ("darlit", "numpy", "tokenizers", "litdata")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def _version(package: str) -> str:
+    """Of an installed package; darlit also runs from a source tree that is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -95,9 +95,10 @@ def test_disturbed_tasks_requeue_alone_and_end_as_if_nothing_had_happened(
         assert_events_are_monotone(folder)
         assert not list(folder.rglob("hpc_ckpt*"))
         starts = [line for line in (folder / "attempts.jsonl").read_text().splitlines() if '"start"' in line]
-        assert len(starts) == (1 if arm == "dar_block" else 2), (arm, starts)
-    restarts = {arm: json.loads((folder / "summary.json").read_text())["restarts"] for arm, folder in folders.items()}
-    assert restarts == {"residual": 1, "attnres_full": 1, "dar_full": 1, "dar_block": 0}
+        restarts = json.loads((folder / "summary.json").read_text())["restarts"]
+        # A scancel that asks on may signal its restarted task once more.
+        assert restarts == 0 if arm == "dar_block" else restarts >= 1, (arm, restarts)
+        assert len(starts) == restarts + 1, (arm, starts)
     visible = sorted(str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").glob("[!.]*/*"))
     assert visible == sorted(f"tiny_{arm}/seed_0" for arm in ARMS)
 

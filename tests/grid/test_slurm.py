@@ -96,9 +96,10 @@ def test_disturbed_tasks_requeue_alone_and_end_as_if_nothing_had_happened(
         assert not list(folder.rglob("hpc_ckpt*"))
         starts = [line for line in (folder / "attempts.jsonl").read_text().splitlines() if '"start"' in line]
         restarts = json.loads((folder / "summary.json").read_text())["restarts"]
-        # A scancel that asks on may signal its restarted task once more.
-        assert restarts == 0 if arm == "dar_block" else restarts >= 1, (arm, restarts)
-        assert len(starts) == restarts + 1, (arm, starts)
+        # A scancel that asks on may signal its restarted task once more, also before it has loaded its checkpoint.
+        disturbed = arm != "dar_block"
+        assert (restarts >= 1) == disturbed, (arm, restarts)
+        assert len(starts) > restarts if disturbed else len(starts) == 1, (arm, starts)
     visible = sorted(str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").glob("[!.]*/*"))
     assert visible == sorted(f"tiny_{arm}/seed_0" for arm in ARMS)
 

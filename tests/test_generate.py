@@ -37,13 +37,13 @@ def test_greedy_decoding_equals_full_forwards(arm):
 def seen_by_the_model(monkeypatch) -> list[list[int]]:
     """The token ids of every forward pass from here on."""
     seen: list[list[int]] = []
-    original = Transformer.hidden
+    original = Transformer.forward
 
     def recorded(self, tokens_BT, *arguments, **options):
         seen.append(tokens_BT[0].tolist())
         return original(self, tokens_BT, *arguments, **options)
 
-    monkeypatch.setattr(Transformer, "hidden", recorded)
+    monkeypatch.setattr(Transformer, "forward", recorded)
     return seen
 
 

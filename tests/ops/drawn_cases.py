@@ -111,6 +111,7 @@ def check(case: dict[str, Any], implementation: str, dtype: torch.dtype) -> None
     finally:
         torch.use_deterministic_algorithms(False)
     expected = run(case, "reference", dtype, torch.float64)
+    plain = run(case, "reference", dtype, dtype)
     assert got.keys() == expected.keys()
     batch, tokens, width = case["shape"]
     for key, exact in expected.items():
@@ -118,5 +119,7 @@ def check(case: dict[str, Any], implementation: str, dtype: torch.dtype) -> None
         # the root of their number, and where it cancels that is what a rounding error is to be compared with.
         terms = batch * tokens * width if "_" in key else 1  # a parameter's name ends in its shape
         scale = max(exact.norm().item(), (exact.numel() * terms) ** 0.5)
-        error = (got[key].double() - exact).norm().item() / scale
-        assert error <= TOLERANCE[dtype], f"{key}: {error:.1e}"
+        error, of_reference = ((of[key].double() - exact).norm().item() / scale for of in (got, plain))
+        # A few narrow channels have no others to even out how each rounding falls: the reference shows how it may.
+        allowed = TOLERANCE[dtype] if dtype == torch.float32 else max(TOLERANCE[dtype], 2 * of_reference)
+        assert error <= allowed, f"{key}: {error:.1e}, the reference {of_reference:.1e}"

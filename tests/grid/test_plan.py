@@ -175,3 +175,42 @@ def test_help_needs_no_torch() -> None:
     """The options are parsed before anything heavy is imported."""
     code = "import sys; import darlit.grid.plan; sys.exit(bool({'torch', 'lightning', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+IDEA = """
+from dataclasses import dataclass
+from darlit.backbone import BackboneConfig
+from darlit.modules import LanguageModule, OptimizerConfig
+from darlit.pathways.contract import PathwayOptions
+from darlit.pathways.residual import Residual
+
+class Mine(Residual):
+    name = "mine"
+    cost = Residual.__mro__[1].cost  # as a pathway that does not state it
+
+class MineLM(LanguageModule):
+    pathway_name = "mine"
+    def __init__(self, pathway: PathwayOptions = PathwayOptions(), backbone: BackboneConfig = BackboneConfig(),
+                 optimizer: OptimizerConfig = OptimizerConfig()) -> None:
+        super().__init__(pathway, backbone, optimizer)
+"""
+
+
+def test_an_idea_of_your_own_that_states_no_cost_is_planned(tmp_path: Path) -> None:
+    """In a process of its own, because a pathway stays known once it is defined."""
+    (tmp_path / "my_ideas.py").write_text(IDEA)
+    experiment = tmp_path / "tiny_mine.yaml"
+    experiment.write_text(
+        yaml.safe_dump(
+            {"base": str(EXPERIMENTS.parent / "configs" / "tiny.yaml"), "model": {"class_path": "my_ideas.MineLM"}}
+        )
+    )
+    command = [sys.executable, "-m", "darlit", "plan", experiment.name, "--quick"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "not stated" in result.stdout
+    experiment.write_text(experiment.read_text().replace("my_ideas", "no_ideas"))
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2
+    assert "no_ideas" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,8 @@ class CellPlan:
     """Whether the experiment recomputes its layers."""
     parameters: ParameterCounts
     flops_per_token: float
-    history_bytes_per_token: int
+    history_bytes_per_token: int | None
+    """None: a pathway that does not state its cost."""
     memory: dict[bool, StepMemory]
     """Of one device, by whether layers are recomputed; empty: not asked for."""
     checkpoint_bytes: int
@@ -154,7 +156,7 @@ def plan_cell(cell: Cell, machine: Machine, with_memory: bool = True) -> CellPla
         checkpoint_layers=model.config.checkpoint_layers,
         parameters=parameter_counts(model),
         flops_per_token=training_flops_per_token(model),
-        history_bytes_per_token=model.pathway.cost().kept * model.config.width * place.parameter_dtype.itemsize,
+        history_bytes_per_token=_history_bytes(model, place),
         memory=memory,
         checkpoint_bytes=checkpoint_bytes(model, precision),
         flops_per_second=_flops_per_second(machine, place),
@@ -167,7 +169,13 @@ def _build(cell: Cell, sequence_length: int) -> Transformer:
     from darlit.modules import variants
 
     model = _mapping(cell, "model")
-    variant = variants().get(str(model.get("class_path")).rpartition(".")[2])
+    module_name, _, class_name = str(model.get("class_path")).rpartition(".")
+    try:
+        if module_name:  # of your own
+            importlib.import_module(module_name)
+    except ImportError as error:
+        raise DarlitError(f"{cell.file}: model.class_path is {model['class_path']!r}: {error}") from error
+    variant = variants().get(class_name)
     if variant is None:
         known = ", ".join(sorted(variants()))
         raise DarlitError(f"{cell.file}: model.class_path is {model.get('class_path')!r}; known are {known}")
@@ -180,6 +188,11 @@ def _build(cell: Cell, sequence_length: int) -> Transformer:
     except (TypeError, ValueError) as error:
         raise DarlitError(f"{cell.file}: {error}") from error
     return module.transformer
+
+
+def _history_bytes(model: Transformer, place: Placement) -> int | None:
+    cost = model.pathway.cost()
+    return None if cost is None else cost.kept * model.config.width * place.parameter_dtype.itemsize
 
 
 def _devices(trainer: dict[str, Any]) -> int:

@@ -148,7 +148,7 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
             ),
             Figure(
                 "history per token",
-                lambda plan: readable(plan.history_bytes_per_token),
+                lambda plan: _history(plan.history_bytes_per_token),
                 "exact: the pathway's state after the last branch",
             ),
         ],
@@ -216,6 +216,10 @@ def _layout(plan: CellPlan) -> str:
 
 def _unit(plans: Sequence[CellPlan]) -> str:
     return "CPU" if plans and all(plan.device == "cpu" for plan in plans) else "GPU"
+
+
+def _history(size: int | None) -> str:
+    return "not stated by the pathway" if size is None else readable(size)
 
 
 def _total(plan: CellPlan, recomputed: bool) -> str:

@@ -61,6 +61,8 @@ def table(num_layers: int = 12, width: int = 768) -> str:
 
 def _row(arm: str, pathway: Pathway) -> tuple[str, ...]:
     cost, branches, kib = pathway.cost(), pathway.num_branches, pathway.width * BYTES / 1024
+    if cost is None:
+        raise DarlitError(f"pathway {pathway.name} states no cost: add cost() to list it in the table of pathways")
     options = ", ".join(f"{name}={value}" for name, value in ARMS[arm].options.items())
     return (
         f"`{arm}`",

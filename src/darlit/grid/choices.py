@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from darlit.atomic import write_text
-from darlit.errors import DarlitError
 from darlit.grid.cells import Cell, Grid
 from darlit.grid.equal_budget import check_runs_of, flatten
 from darlit.grid.runs import find_runs
@@ -108,21 +106,3 @@ def _table(group: str, rows: Sequence[Choice]) -> str:
         difference = interval_text(row.difference, row.interval)
         lines.append(f"| {row.cell.arm} | {row.change} | {count} | {loss} | {difference} | {lower} |")
     return "\n".join(lines) + "\n"
-
-
-def write_between_markers(file: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``, each on its own line.
-
-    Raises:
-        DarlitError: the file cannot be read, or does not hold both markers once, in this order.
-    """
-    begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
-    try:
-        page = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DarlitError(f"{file}: cannot be read: {error.strerror}") from error
-    before, found_begin, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found_begin and found_end) or begin in rest or end in after:
-        raise DarlitError(f"{file} needs one line '{begin.strip()}' and below it one line '{end.strip()}'")
-    write_text(file, f"{before}{begin}\n{text}\n{end}{after}")

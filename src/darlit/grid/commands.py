@@ -18,6 +18,7 @@ from darlit.grid.collect import collect, kept_summary
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.status import status_table
 from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
+from darlit.markers import replace_between
 
 
 def main(argv: list[str]) -> int:
@@ -206,7 +207,8 @@ def _choose(grid: Grid, arguments: argparse.Namespace) -> int:
     if arguments.into is None:
         print(tables, end="")
     else:
-        choices.write_between_markers(arguments.into, f"darlit grid choose {grid.name}", tables)
+        name = f"darlit grid choose {grid.name}"
+        replace_between(arguments.into, f"<!-- begin: {name} -->", f"<!-- end: {name} -->", f"\n{tables}")
         print(f"written: {arguments.into}")
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from darlit.errors import DarlitError
+from darlit.markers import replace_between
 from darlit.pathways import Pathway, build
 
 BEGIN, END = "<!-- pathways -->", "<!-- /pathways -->"
@@ -75,27 +76,11 @@ def _row(arm: str, pathway: Pathway) -> tuple[str, ...]:
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Put ``text`` between the markers of the file.
-
-    Raises:
-        DarlitError: a file that is missing or has not both markers, once and in order.
-    """
-    if not path.is_file():
-        raise DarlitError(f"--write {path}: no such file; give a Markdown file that holds {BEGIN} and {END}")
-    content = path.read_text(encoding="utf-8")
-    if content.count(BEGIN) != 1 or content.count(END) != 1 or content.index(BEGIN) > content.index(END):
-        raise DarlitError(f"--write {path}: needs the lines {BEGIN} and {END}, once each, where the table shall stand")
-    before, rest = content.split(BEGIN)
-    after = rest.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
 def main(argv: list[str]) -> int:
     """``darlit pathways``: print the table, or write it between the markers of a Markdown file.
 
     Raises:
-        DarlitError: see `write`; or too few layers.
+        DarlitError: see `replace_between`; or too few layers.
     """
     parser = argparse.ArgumentParser(prog="darlit pathways", description="The table of pathways and what they cost.")
     parser.add_argument("--layers", type=int, default=12, help="L of the model that is counted (default 12)")
@@ -106,7 +91,7 @@ def main(argv: list[str]) -> int:
         raise DarlitError(f"--layers {arguments.layers} is not allowed; at least 2, the blocks are of two layers")
     text = table(arguments.layers, arguments.width)
     if arguments.write:
-        write(arguments.write, text)
+        replace_between(arguments.write, BEGIN, END, text)
     else:
         print(text)
     return 0

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from darlit.ops import triton_backward, triton_forward, triton_rows
+from darlit.ops import triton_backward, triton_forward, triton_rows, triton_two_phase
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -20,15 +20,17 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+MODULES = (triton_forward, triton_backward, triton_two_phase)
 STREAM_BYTES = {"bf16": 2, "fp32": 4}
 
 # DAR's case of every kernel: two streams, two targets, keys from the opposite stream, static gates, all gradients.
 ROUTE = {"M": 2, "J": 2}
 GATES = {"CARRIED": True, "OUTPUT": True, "RHO": True, "BETA": True}
 KERNELS = {
-    "depth_read_kernel": {**ROUTE, "VALUES": 0b10, "SPREADS": True},
+    "depth_read_kernel": {**ROUTE, "VALUES": 1 << 8, "SPREADS": True},
     "depth_read_backward_kernel": {"J": 2},
     "depth_read_backward_from_sources_kernel": {**ROUTE, "VALUES": 0b10},
+    "depth_mixes_kernel": {**ROUTE, "VALUES": 0b10},
     "stream_write_kernel": {**ROUTE, **GATES, "KEYS": 0b01},
     "stream_write_backward_kernel": {**ROUTE, **GATES, "KEYS": 0b01, "VALUES": 0b10, "ARRIVED": 0b11},
 }
@@ -37,6 +39,7 @@ STREAM_ROWS = {
     "depth_read_kernel": 2 + 1 + 1,  # a source's two streams; x, the spread
     "depth_read_backward_kernel": 3,  # the gradient, x, the spread
     "depth_read_backward_from_sources_kernel": 1 + 2,  # the gradient; a source's two streams
+    "depth_mixes_kernel": 1,  # a source's stream; the mixes, which depend on the bucket of reads, are added
     "stream_write_kernel": 2 + 1 + 2,  # carried, the output; written
     "stream_write_backward_kernel": 2 + 2 + 1 + 2 + 1 + 2 + 1,  # x, dx, answer, carried, y; their gradients
 }
@@ -44,6 +47,7 @@ QUERY_ROWS = {
     "depth_read_kernel": 0,
     "depth_read_backward_kernel": 0,
     "depth_read_backward_from_sources_kernel": 0,
+    "depth_mixes_kernel": 0,
     "stream_write_kernel": 2,
     "stream_write_backward_kernel": 2,
 }
@@ -58,15 +62,22 @@ class Compiled:
     floor: int
 
 
-def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool = True) -> Compiled:
-    kernel = getattr(triton_backward if "backward" in name else triton_forward, name)
-    tokens, block, warps = triton_rows.tile(width)
-    constants = {**KERNELS[name], "ALIGNED": aligned, "TOKENS": tokens, "BLOCK": block}
+def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool = True, reads: int = 2) -> Compiled:
+    """``reads``: how many `depth_mixes_kernel` serves."""
+    kernel = next(getattr(module, name) for module in MODULES if hasattr(module, name))
+    rows = STREAM_ROWS[name]
+    if name == "depth_mixes_kernel":
+        together, block, warps = triton_two_phase.mixes_tile(width, reads)
+        tokens, rows, tiling = 1, rows + together, {"READS": together}
+    else:
+        tokens, block, warps = triton_rows.tile(width)
+        tiling = {"TOKENS": tokens}
+    constants = {**KERNELS[name], **tiling, "ALIGNED": aligned, "BLOCK": block}
     signature = {}
     for argument in kernel.arg_names:
         if argument in constants:
             signature[argument] = "constexpr"
-        elif argument in ("table", "answers") or (argument == "logits" and name.startswith("depth_read")):
+        elif argument in ("table", "answers") or (argument == "logits" and name.startswith("depth_")):
             signature[argument] = "*i64"
         elif argument in NUMBERS:
             signature[argument] = "i32"
@@ -84,7 +95,7 @@ def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool
         attrs={index: [["tt.divisibility", 16]] for index in divisible},
     )
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
-    floor = tokens * block * STREAM_BYTES[dtype] * STREAM_ROWS[name] + 4 * block * QUERY_ROWS[name]
+    floor = tokens * block * STREAM_BYTES[dtype] * rows + 4 * block * QUERY_ROWS[name]
     if target == "gfx942":
         spills = sum(map(int, re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
         return Compiled(spills, moved=_ir_bytes(compiled.asm["ttgir"], block), floor=floor)

@@ -6,6 +6,7 @@ Shapes: B batch, T token, D width, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +38,17 @@ class Layer(nn.Module):
     def forward(
         self, state: PathwayState, rope: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
     ) -> tuple[PathwayState, Routing | None]:
-        """The state after this layer, and its routing. The given state is left as it was: this region may run twice."""
-        state = state.fork()
+        """The state after this layer, which is the given one changed, and the layer's routing."""
         first, second = 2 * self.index, 2 * self.index + 1
         state.write(first, self.attention(state.read(first), rope, visible, cache))
         output_BTD, routing = self.feed_forward(state.read(second))
         state.write(second, output_BTD)
         return state, routing
+
+
+def _on_a_fork(layer: nn.Module, state: PathwayState, *rest: Any) -> tuple[PathwayState, Routing | None]:
+    """A layer as a region that may run twice: the given state is left as it was."""
+    return layer(state.fork(), *rest)
 
 
 class Transformer(nn.Module):
@@ -134,7 +139,7 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
             if recompute:
-                state, routing = checkpoint(layer, state, rope, visible, layer_cache, use_reentrant=False)
+                state, routing = checkpoint(_on_a_fork, layer, state, rope, visible, layer_cache, use_reentrant=False)
             else:
                 state, routing = layer(state, rope, visible, layer_cache)
             if routing is not None:

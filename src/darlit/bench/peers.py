@@ -48,7 +48,7 @@ class NaiveDarState:
         else:
             rho, old = self.pathway.rho(branch, None), self.partial
             self.partial = [rho * old[j] + (1 - rho) * old[1 - j] + beta[j] * output for j in (0, 1)]
-        if self.pathway.ends_block(branch):
+        if self.pathway.blocks.ends(branch):
             for j in (0, 1):
                 self.history[j].append(self.partial[j])
             self.partial = None

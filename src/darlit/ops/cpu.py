@@ -95,6 +95,34 @@ def depth_read_backward(
     )
 
 
+def depth_mixes(
+    sources: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    columns: Sequence[int],
+    value_streams: Sequence[int],
+    mixes: Sequence[Tensor],
+    lse_NJP: Tensor,
+) -> None:
+    """Fill ``mixes``, P times J with those of a read side by side, and ``lse_NJP``.
+
+    The rest as in `depth_read`; ``columns`` are those of the first of the P reads.
+    """
+    count = len(logits)
+    _call(
+        "darlit_depth_mixes",
+        *_shape(sources[0]),
+        c_int(count),
+        c_int(len(sources) // count),
+        *map(c_int, lse_NJP.shape[1:]),
+        _ints(value_streams),
+        _rows(sources),
+        *_logit_tables(logits, columns),
+        _rows(mixes),
+        _address(lse_NJP),
+        c_int(torch.get_num_threads()),
+    )
+
+
 def stream_write(
     carried: Sequence[Tensor],
     output: Tensor | None,

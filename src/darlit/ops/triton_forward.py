@@ -25,7 +25,7 @@ def depth_read_kernel(
     shares_row,
     M: tl.constexpr,
     J: tl.constexpr,
-    VALUES: tl.constexpr,
+    VALUES: tl.constexpr,  # a byte for each target: merged reads have a stream for each
     SPREADS: tl.constexpr,
     ALIGNED: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -47,7 +47,7 @@ def depth_read_kernel(
             address = tl.load(logits + 3 * s).to(tl.pointer_type(tl.float32))
             offset_T = token_T.to(tl.int64) * tl.load(logits + 3 * s + 1) + j * tl.load(logits + 3 * s + 2)
             logit_T = tl.load(address + offset_T, mask=alive_T, other=0.0)
-            value_TD = load_rows(table, s * M + ((VALUES >> j) & 1), token_T, column_D, mask_TD, dtype, ALIGNED)
+            value_TD = load_rows(table, s * M + ((VALUES >> 8 * j) & 255), token_T, column_D, mask_TD, dtype, ALIGNED)
             new_top_T = tl.maximum(top_T, logit_T)
             keep_T = tl.exp(top_T - new_top_T)
             weight_T = tl.exp(logit_T - new_top_T)
@@ -158,7 +158,7 @@ def depth_read(
         token_stride(shares),
         M=len(sources) // len(logits),
         J=len(value_streams),
-        VALUES=bits(value_streams),
+        VALUES=bits(value_streams, each=8),
         SPREADS=bool(spreads),
         ALIGNED=aligned(tensors),
     )

@@ -17,8 +17,9 @@ import torch
 
 from darlit.ops.triton_backward import depth_read_backward, stream_write_backward
 from darlit.ops.triton_forward import depth_read, stream_write
+from darlit.ops.triton_two_phase import depth_mixes
 
-__all__ = ["depth_read", "depth_read_backward", "stream_write", "stream_write_backward", "supports"]
+__all__ = ["depth_mixes", "depth_read", "depth_read_backward", "stream_write", "stream_write_backward", "supports"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

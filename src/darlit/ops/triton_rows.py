@@ -30,7 +30,8 @@ def pointers(address, stride, token_T, dtype: tl.constexpr, ALIGNED: tl.constexp
 
 @triton.jit
 def row_of(table, entry, token_T, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointers ``[TOKENS]`` to the rows of the tensor whose address and row distance are the table's ``entry``."""
+    """Pointers to the rows of the tensors whose address and row distance are the table's ``entry``; one of the two may
+    be many."""
     return pointers(tl.load(table + 2 * entry), tl.load(table + 2 * entry + 1), token_T, dtype, ALIGNED)
 
 
@@ -54,10 +55,14 @@ def tile(width: int) -> tuple[int, int, int]:
     return rows, block, max(1, min(16, rows * block // 256))
 
 
-def launch(kernel: Any, like: Tensor, *arguments: object, **constants: object) -> None:
-    tokens, width = like.shape
+def check_width(width: int) -> None:
     if width > MAX_WIDTH:
         raise ValueError(f"width={width}: the Triton kernels take up to {MAX_WIDTH}; choose implementation='reference'")
+
+
+def launch(kernel: Any, like: Tensor, *arguments: object, **constants: object) -> None:
+    tokens, width = like.shape
+    check_width(width)
     rows, block, warps = tile(width)
     kernel[(triton.cdiv(tokens, rows),)](*arguments, **constants, TOKENS=rows, BLOCK=block, num_warps=warps)
 
@@ -77,8 +82,9 @@ def aligned(tensors: Sequence[Tensor | None]) -> bool:
     return all(x is None or (x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0) for x in tensors)
 
 
-def bits(values: Sequence[int]) -> int:
-    return sum(int(value) << place for place, value in enumerate(values))
+def bits(values: Sequence[int], each: int = 1) -> int:
+    """Small numbers in one, ``each`` bits for each."""
+    return sum(int(value) << each * place for place, value in enumerate(values))
 
 
 def token_stride(gate: Tensor | None) -> int:

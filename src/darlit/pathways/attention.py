@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from darlit.errors import DarlitError
 from darlit.ops.dispatch import IMPLEMENTATIONS
+from darlit.pathways.blocks import Blocks, BlockState
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
     PathwayOptions,
-    PathwayState,
     Probe,
     Streams,
     check_option,
@@ -68,10 +68,8 @@ class AttentionOptions(PathwayOptions):
 
 
 @dataclass(kw_only=True)
-class AttentionState(PathwayState):
-    history: DepthHistory
-    partial: Source | None = None
-    """The running sum of the block under way; its last stream is the sum itself, with or without ``sep_v``."""
+class AttentionState(BlockState):
+    """``partial`` is the block's running sum; its last stream is the sum itself, with or without ``sep_v``."""
 
     def _read(self, read: int) -> Tensor:
         targets = self.pathway.options.num_queries
@@ -79,10 +77,9 @@ class AttentionState(PathwayState):
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         value_BTD = output_BTD if self.partial is None else self.partial.streams[-1] + output_BTD
-        if self.pathway.ends_block(branch):
+        if self.pathway.blocks.ends(branch):
             (value_BTD,) = observe(self.probe, len(self.history.sources), (value_BTD,))
-            self.history = self.history.append(self._source(value_BTD, first_read=branch + 1))
-            self.partial = None
+            self._complete(branch, self._source(value_BTD, first_read=branch + 1))
         else:
             self.partial = self._source(value_BTD, first_read=branch + 1, last_read=branch + 1)
 
@@ -90,9 +87,6 @@ class AttentionState(PathwayState):
         """What the history keeps of the entry that is next to complete."""
         streams = self.pathway.source_streams(len(self.history.sources), value_BTD)
         return self.history.source(streams, first_read, last_read)
-
-    def _finish(self) -> Tensor:
-        return self._read(self.pathway.num_branches)
 
 
 class AttentionResiduals(Pathway):
@@ -111,11 +105,11 @@ class AttentionResiduals(Pathway):
     def __init__(self, num_branches: int, width: int, options: AttentionOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         check_option("block_size", options.block_size, options.block_size <= self.num_layers, f"0 to {self.num_layers}")
-        self.branches_per_source = BRANCHES_PER_LAYER * options.block_size or 1
+        self.blocks = Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size or 1)
         # Read 0 sees the embedding alone; from read 1 on there is a choice.
         self.queries_JRD = new_queries(options.num_queries, num_branches, width)
         if options.sep_v:
-            num_entries = 1 + sum(self.ends_block(branch) for branch in range(num_branches))
+            num_entries = 1 + sum(self.blocks.ends(branch) for branch in range(num_branches))
             self.value_projection_EDD = nn.Parameter(torch.empty(num_entries, width, width))
         self.reset_parameters()
 
@@ -137,9 +131,6 @@ class AttentionResiduals(Pathway):
             with torch.no_grad():
                 self.value_projection_EDD.copy_(torch.eye(self.width).expand_as(self.value_projection_EDD))
 
-    def ends_block(self, branch: int) -> bool:
-        return (branch + 1) % self.branches_per_source == 0 or branch + 1 == self.num_branches
-
     def source_streams(self, entry: int, value_BTD: Tensor) -> Streams:
         """What a read takes of a source: its value, and with ``sep_v`` the tensor that its key comes from beside it."""
         if not self.options.sep_v:
@@ -151,7 +142,7 @@ class AttentionResiduals(Pathway):
         reads = history_cost(
             self.num_branches,
             first_choice=1,
-            ends_block=self.ends_block,
+            ends_block=self.blocks.ends,
             partial_is_source=True,
             key_streams=self.key_streams,
             value_streams=self.value_streams,

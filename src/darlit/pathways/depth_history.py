@@ -4,9 +4,10 @@ A read has J targets. Target j takes its keys from one stream and its values fro
 its own; AttnRes has one stream and one target, DAR two of each, and a route says which stream serves which.
 
 A query does not depend on the input. So the logits of a source for all reads that will see it are computed once,
-when it is written, and nothing is stacked or normalised again at a read.
+when it is written, and nothing is stacked or normalised again at a read. Several reads that see the same completed
+sources can have them mixed ahead, see `darlit.ops.two_phase`.
 
-Shapes: B batch, T token, N = B T, D width, J targets, R reads that have a choice, S sources of one read.
+Shapes: B batch, T token, N = B T, D width, J targets, R reads that have a choice, S sources of one read, P reads ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from darlit.ops import fused, reference
+from darlit.ops import fused, reference, two_phase
 from darlit.pathways.contract import Probe, Streams, observe
 
 
@@ -31,7 +32,31 @@ class Source:
     logits: Streams
     """Reference: per target ``[B, T, reads]``; else one tensor ``[N, J, reads]``."""
     tickets: Streams = ()
-    """The fused operators' way back; see `darlit.ops.fused`."""
+    """The fused operators' way back, `fused.TICKETS_PER_READ` for each column; see `darlit.ops.fused`."""
+
+    def tickets_of(self, read: int) -> Streams:
+        first = fused.TICKETS_PER_READ * (read - self.first_read)
+        return self.tickets[first : first + fused.TICKETS_PER_READ]
+
+    def per_target(self, value_streams: tuple[int, ...]) -> Source:
+        """The same with one stream for each target, that of its values, in the targets' order."""
+        return replace(self, streams=tuple(self.streams[stream] for stream in value_streams))
+
+
+@dataclass(frozen=True)
+class MixesAhead:
+    """What each of the reads to come gets of all completed sources."""
+
+    reads: range
+    mixes: Streams
+    """J for each read, those of a read side by side."""
+    lse_NJP: Tensor
+
+    def as_source(self, read: int) -> Source:
+        """The completed sources as one, which has a stream for each target."""
+        targets = len(self.mixes) // len(self.reads)
+        first = targets * (read - self.reads.start)
+        return Source(self.mixes[first : first + targets], self.reads.start, (self.lse_NJP,))
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,9 @@ class DepthHistory:
     """What `darlit.ops.dispatch.choose` chose."""
     probe: Probe | None = None
     sources: tuple[Source, ...] = ()
+    ahead: MixesAhead | None = None
+    two_phases: bool = True
+    """Whether `mix_ahead` may."""
 
     def source(self, streams: Streams, first_read: int, last_read: int | None = None) -> Source:
         """Make given streams a source for the reads from ``first_read`` on; ``last_read`` None: for all of them."""
@@ -87,7 +115,34 @@ class DepthHistory:
 
     def append(self, source: Source) -> DepthHistory:
         """Add a completed source."""
-        return replace(self, sources=(*self.sources, source))
+        return replace(self, sources=(*self.sources, source), ahead=None)
+
+    def mix_ahead(self, reads: range) -> DepthHistory:
+        """Read the completed sources once for all ``reads`` that come before the next `append`, where that pays.
+
+        Each of these reads then adds the block under way, if there is one, and that is all. No number changes but by
+        rounding. The reference is the oracle and always takes one phase.
+        """
+        values, targets = len(set(self.value_streams)), len(self.value_streams)
+        if (
+            self.implementation == "reference"
+            or not self.two_phases
+            or not two_phase.two_phases_pay(len(reads), len(self.sources), values, targets)
+        ):
+            return self
+        *mixes, lse_NJP = two_phase.depth_mixes(
+            [stream.detach() for source in self.sources for stream in source.streams],
+            [source.logits[0].detach() for source in self.sources],
+            [reads.start - source.first_read for source in self.sources],
+            len(reads),
+            list(self.value_streams),
+            self.implementation,
+        )
+        return replace(self, ahead=MixesAhead(reads, tuple(mixes), lse_NJP))
+
+    def in_one_phase(self) -> DepthHistory:
+        """The same history, which has no mixes and makes none."""
+        return replace(self, ahead=None, two_phases=False)
 
     def read(self, read: int, shares: Sequence[Tensor | float], partial: Source | None = None) -> Tensor:
         """``sum_j share_j sum_r softmax_r(logits^j_r) v^j_r``, ``[B, T, D]`` in the streams' dtype.
@@ -101,7 +156,7 @@ class DepthHistory:
         if read < self.first_choice:
             return self._only_source(read, sources)
         if self.implementation != "reference":
-            return self._fused_read(read, shares, sources)
+            return self._fused_read(read, shares, partial)
 
         weights = [self._weights(read, target, sources) for target in range(len(self.key_streams))]
         if self.probe is not None:
@@ -155,26 +210,25 @@ class DepthHistory:
         streams = tuple(tensors[:written]) if written else carried
         return Source(streams, first_read, (tensors[written],), tuple(tensors[written + 2 :]))
 
-    def _fused_read(self, read: int, shares: Sequence[Tensor | float], sources: tuple[Source, ...]) -> Tensor:
-        columns = [read - source.first_read for source in sources]
-        like = sources[0].streams[0]
-        share_J = torch.stack([_share(share, like) for share in shares], dim=-1)
-        streams, targets = len(sources[0].streams), len(self.value_streams)
-        keep_spreads = torch.is_grad_enabled() and fused.spreads_pay(len(sources), streams, targets)
-        per_read = fused.TICKETS_PER_READ
-        tickets = [
-            ticket
-            for source, column in zip(sources, columns, strict=True)
-            for ticket in source.tickets[per_read * column : per_read * (column + 1)]
-        ]
+    def _fused_read(self, read: int, shares: Sequence[Tensor | float], partial: Source | None) -> Tensor:
+        sources = self.sources if partial is None else (*self.sources, partial)
+        like, targets = sources[0].streams[0], len(self.value_streams)
+        if self.ahead is not None and read in self.ahead.reads:
+            mixed = [self.ahead.as_source(read), *([] if partial is None else [partial.per_target(self.value_streams)])]
+            value_streams = list(range(targets))
+            # What is mixed here are not the sources, so the backward must be able to do without looking at it.
+            keep_spreads = True
+        else:
+            mixed, value_streams = list(sources), list(self.value_streams)
+            keep_spreads = fused.spreads_pay(len(sources), len(sources[0].streams), targets)
         return fused.depth_read(
-            [stream.detach() for source in sources for stream in source.streams],
-            [source.logits[0].detach() for source in sources],
-            columns,
-            tickets,
-            share_J,
-            list(self.value_streams),
-            keep_spreads,
+            [stream.detach() for source in mixed for stream in source.streams],
+            [source.logits[0].detach() for source in mixed],
+            [read - source.first_read for source in mixed],
+            [ticket for source in sources for ticket in source.tickets_of(read)],
+            torch.stack([_share(share, like) for share in shares], dim=-1),
+            value_streams,
+            keep_spreads and torch.is_grad_enabled(),
             self.implementation,
         )[0]
 

@@ -36,11 +36,11 @@ from torch.utils.checkpoint import checkpoint
 from darlit.errors import DarlitError
 from darlit.ops import reference
 from darlit.ops.dispatch import IMPLEMENTATIONS
+from darlit.pathways.blocks import Blocks, BlockState
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
     PathwayOptions,
-    PathwayState,
     Probe,
     Streams,
     check_option,
@@ -151,9 +151,7 @@ def _mean_logits(streams: Streams, rows_OD: Tensor, eps: float) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class DualAttentionState(PathwayState):
-    history: DepthHistory
-    partial: Source | None = None
+class DualAttentionState(BlockState):
     input: Streams = ()
     """What the branch read; dynamic write gates look at it."""
 
@@ -184,10 +182,9 @@ class DualAttentionState(PathwayState):
             rho = pathway.rho(branch, self.input)
             self._show("rho", branch, rho)
         next_read = branch + 1
-        if pathway.ends_block(branch):
+        if pathway.blocks.ends(branch):
             entry = self.history.write(carried, output_BTD, rho=rho, beta=beta, first_read=next_read)
-            self.history = self.history.append(entry)
-            self.partial = None
+            self._complete(branch, entry)
         else:
             last_read = next_read if pathway.options.include_partial else branch
             self.partial = self.history.write(
@@ -199,9 +196,6 @@ class DualAttentionState(PathwayState):
         if self.partial is not None:
             return self.partial.streams
         return self.history.sources[-1].streams if self.pathway.options.carry_partial else None
-
-    def _finish(self) -> Tensor:
-        return self._read(self.pathway.num_branches)
 
     def _show(self, name: str, branch: int, value: Tensor) -> None:
         if self.probe is not None:
@@ -225,14 +219,14 @@ class DualAttention(Pathway):
     def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         check_option("block_size", options.block_size, options.block_size <= self.num_layers, f"1 to {self.num_layers}")
-        self.branches_per_block = BRANCHES_PER_LAYER * options.block_size
+        self.blocks = Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size)
         self.dynamic = options.gates == "dynamic"
         # Before these reads there is one source only, the embedding: no query, no alpha.
-        self.first_choice = 1 if options.include_partial else min(self.branches_per_block, num_branches)
+        self.first_choice = 1 if options.include_partial else min(self.blocks.size, num_branches)
         choices = list(range(self.first_choice, num_branches + 1))
         branches = list(range(num_branches))
         # rho exists where streams that can differ are carried on: not into an empty partial, not from the embedding.
-        carrying = [i for i in branches[1:] if options.carry_partial or i % self.branches_per_block != 0]
+        carrying = [i for i in branches[1:] if options.carry_partial or i % self.blocks.size != 0]
 
         self.queries_JRD = new_queries(2, len(choices), width)
         self.alpha = Gate(choices, 1, width, self.dynamic, norm_eps)
@@ -258,15 +252,12 @@ class DualAttention(Pathway):
         signs = torch.tensor([float(branch_sign ** (branch % 2)) for branch in range(self.num_branches)])
         return size * torch.stack([signs, -signs], dim=-1)
 
-    def ends_block(self, branch: int) -> bool:
-        return (branch + 1) % self.branches_per_block == 0 or branch + 1 == self.num_branches
-
     def cost(self) -> Cost:
         route = ROUTES[self.options.route]
         reads = history_cost(
             self.num_branches,
             self.first_choice,
-            ends_block=self.ends_block,
+            ends_block=self.blocks.ends,
             partial_is_source=self.options.include_partial,
             key_streams=route.key_streams,
             value_streams=route.value_streams,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from darlit import __version__
 from darlit.errors import DarlitError
@@ -54,10 +56,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
+def console() -> NoReturn:
+    """What the command ``darlit`` runs."""
+    status = main()
+    gc.freeze()  # or the collector walks through all of PyTorch once more on the way out, which takes over a second
+    sys.exit(status)
+
+
 def _help() -> str:
     lines = [f"  {verb:<10}{line}" for verb, (_, line) in VERBS.items()]
     return "\n".join(["usage: darlit VERB [options]     (darlit VERB --help for its options)", "", *lines])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

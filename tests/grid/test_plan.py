@@ -18,6 +18,7 @@ from darlit.errors import DarlitError
 from darlit.grid import estimate
 from darlit.grid.cells import read_grid
 from darlit.grid.estimate import Machine, plan_cell
+from darlit.grid.variants import pathway_names
 from darlit.modules import variants
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 
 
 def test_counts_are_those_of_the_model_that_will_be_built(tmp_path: Path) -> None:
-    plan = plan_cell(read_grid(_grid(tmp_path)).cells[0], Machine(), with_memory=False)
+    plan = plan_cell(read_grid(_grid(tmp_path)).cells[0], Machine(), memory="none")
     module: Any = variants()["DualAttentionResidualLM"](  # type: ignore[call-arg]
         pathway={"block_size": 1, "route": "dar"}, backbone=TINY, optimizer={}
     )
@@ -54,7 +55,7 @@ def test_counts_are_those_of_the_model_that_will_be_built(tmp_path: Path) -> Non
 def test_the_sparse_headline_is_planned_without_a_gpu_and_without_megablocks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = _json(capsys, str(EXPERIMENTS / "moe7b_dar.yaml"), "--gpus", "64")
+    result = _json(capsys, str(EXPERIMENTS / "moe7b_dar.yaml"), "--gpus", "64", "--both")
     (plan,) = result["experiments"]
     assert plan["parameters"]["total"] == 6_919_231_608
     assert plan["parameters"]["active"] == 1_282_087_032
@@ -140,7 +141,7 @@ def test_tables_mark_what_the_experiment_does(capsys: pytest.CaptureFixture[str]
 def test_a_cell_that_cannot_be_built_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     cell = read_grid(_grid(tmp_path, **changes)).cells[0]
     with pytest.raises(DarlitError) as error:
-        plan_cell(cell, Machine(), with_memory=False)
+        plan_cell(cell, Machine(), memory="none")
     assert str(error.value).startswith(str(tmp_path / "tiny_dar_full.yaml"))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -159,6 +160,36 @@ def test_bad_options_are_one_line(options: list[str], said: str, capsys: pytest.
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_memory_is_counted_as_the_experiment_has_its_layers_or_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXPERIMENTS / "tiny_dar_block.yaml")
+
+    def counted(*options: str) -> dict[str, Any]:
+        return _json(capsys, file, *options)["experiments"][0]["memory_bytes"]
+
+    own, both = counted(), counted("--both")
+    assert list(own) == ["kept"]
+    assert list(both) == ["kept", "recomputed"]
+    assert own["kept"] == both["kept"]
+    assert counted("--quick") == {}
+
+
+def test_what_the_classes_name_is_what_their_source_says() -> None:
+    assert pathway_names() == {name: variant.pathway_name for name, variant in _own_variants().items()}
+
+
+def _own_variants() -> dict[str, Any]:
+    return {name: variant for name, variant in variants().items() if variant.__module__.startswith("darlit.")}
+
+
+def test_a_plan_imports_no_lightning_which_takes_longer_than_the_plan() -> None:
+    code = (
+        "import sys; from darlit.__main__ import main; "
+        f"status = main(['plan', {str(EXPERIMENTS / 'tiny_dar_full.yaml')!r}, '--quick']); "
+        "sys.exit(status or 'lightning' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

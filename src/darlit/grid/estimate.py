@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from darlit.errors import DarlitError
 from darlit.grid.cells import Cell
+from darlit.grid.variants import pathway_names
 
 if TYPE_CHECKING:
     from darlit.backbone import Transformer
@@ -22,6 +23,7 @@ PEAK_TFLOPS = {
     "32-true": (67.0, "one H100 SXM, float32 without tensor cores"),
 }
 """TFLOP/s as the vendor states them, and of what."""
+CountedMemory = Literal["none", "own", "both"]
 SEQUENCE_LENGTH, BATCH_SIZE = 128, 16
 """Defaults of `darlit.data.datamodule.TokenDataModule`, which this need not import."""
 
@@ -75,7 +77,7 @@ class CellPlan:
     history_bytes_per_token: int | None
     """None: a pathway that does not state its cost."""
     memory: dict[bool, StepMemory]
-    """Of one device, by whether layers are recomputed; empty: not asked for."""
+    """Of one device, by whether layers are recomputed; what was not asked for is not there."""
     checkpoint_bytes: int
     flops_per_second: float | None
     """Of all devices; None: the peak of a CPU is not known."""
@@ -110,11 +112,12 @@ class CellPlan:
         return None if speed is None else self.tokens / speed / 3600 * self.devices
 
 
-def plan_cell(cell: Cell, machine: Machine, with_memory: bool = True) -> CellPlan:
+def plan_cell(cell: Cell, machine: Machine, memory: CountedMemory = "own") -> CellPlan:
     """Plan one cell on a model without storage.
 
     Args:
-        with_memory: count activations too, which takes seconds.
+        memory: whether to count activations, which takes seconds: none, as the experiment's layers are (own), or with
+            layers kept and recomputed (both).
 
     Raises:
         DarlitError: an experiment without a model or a budget, with options that its model refuses, or whose batch
@@ -133,7 +136,8 @@ def plan_cell(cell: Cell, machine: Machine, with_memory: bool = True) -> CellPla
     precision = machine.precision or str(trainer.get("precision", "32-true"))
     try:
         place = Placement(precision, device, devices, strategy == "fsdp")  # type: ignore[arg-type]
-        memory = {kept: step_memory(model, batch_size, place, kept) for kept in (False, True)} if with_memory else {}
+        counted = {"none": (), "own": (model.config.checkpoint_layers,), "both": (False, True)}[memory]
+        needs = {recomputed: step_memory(model, batch_size, place, recomputed) for recomputed in counted}
     except DarlitError as error:
         raise DarlitError(f"{cell.file}: {error}") from error
     tokens, batch_tokens = _budget(cell, "tokens"), _budget(cell, "batch_tokens")
@@ -157,37 +161,47 @@ def plan_cell(cell: Cell, machine: Machine, with_memory: bool = True) -> CellPla
         parameters=parameter_counts(model),
         flops_per_token=training_flops_per_token(model),
         history_bytes_per_token=_history_bytes(model, place),
-        memory=memory,
+        memory=needs,
         checkpoint_bytes=checkpoint_bytes(model, precision),
         flops_per_second=_flops_per_second(machine, place),
     )
 
 
 def _build(cell: Cell, sequence_length: int) -> Transformer:
+    """The cell's model without storage.
+
+    A class of one's own is made as `darlit fit` makes it; one of darlit's names a pathway and nothing else.
+    """
     import torch
 
-    from darlit.modules import variants
+    from darlit import pathways
+    from darlit.backbone import BackboneConfig, build_transformer
 
     model = _mapping(cell, "model")
-    module_name, _, class_name = str(model.get("class_path")).rpartition(".")
-    try:
-        if module_name:  # of your own
-            importlib.import_module(module_name)
-    except ImportError as error:
-        raise DarlitError(f"{cell.file}: model.class_path is {model['class_path']!r}: {error}") from error
-    variant = variants().get(class_name)
-    if variant is None:
-        known = ", ".join(sorted(variants()))
-        raise DarlitError(f"{cell.file}: model.class_path is {model.get('class_path')!r}; known are {known}")
+    class_path = str(model.get("class_path"))
     options = {"pathway": {}, "backbone": {}, "optimizer": {}, **model.get("init_args", {})}
     # The experts' parameters are the same whatever computes them, and one of these has to be installed.
     options["backbone"] = {**options["backbone"], "sequence_length": sequence_length, "experts": "torch"}
+    known = pathway_names()
     try:
         with torch.device("meta"):
-            module: Any = variant(**options)
+            if "." in class_path:
+                module: Any = _own_class(class_path)(**options)
+                return module.transformer
+            if class_path not in known:
+                raise DarlitError(f"model.class_path is {class_path!r}; known are {', '.join(sorted(known))}")
+            pathway = pathways.families()[known[class_path]].Options(**options["pathway"])
+            return build_transformer(known[class_path], pathway, BackboneConfig(**options["backbone"]))
     except (TypeError, ValueError) as error:
         raise DarlitError(f"{cell.file}: {error}") from error
-    return module.transformer
+
+
+def _own_class(class_path: str) -> Any:
+    module_name, _, class_name = class_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise DarlitError(f"model.class_path is {class_path!r}: {error}") from error
 
 
 def _history_bytes(model: Transformer, place: Placement) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from darlit.errors import DarlitError
 from darlit.experiment import load_experiment
 from darlit.grid.cells import Cell, read_grid
-from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, Machine, plan_cell
+from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, CountedMemory, Machine, plan_cell
 
 COLUMNS = 4
 """Experiments side by side."""
@@ -40,12 +42,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--peak_tflops", type=float, help="of one GPU in that precision (default: H100 SXM, 989 in bf16, 67 in 32-true)"
     )
-    add("--quick", action="store_true", help="leave out the activations, which take seconds an experiment")
+    counted = parser.add_mutually_exclusive_group()
+    counted.add_argument("--both", action="store_true", help="memory with layers kept and recomputed, not only its own")
+    counted.add_argument("--quick", action="store_true", help="leave out the memory, which takes seconds an experiment")
     add("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
     """Plan all cells and print them."""
+    with _collector_off():
+        return _run(cells, arguments)
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """No garbage collection: imports and fake passes make a million small objects to walk through, and no garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
@@ -54,8 +75,9 @@ def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in Machine.__dataclass_fields__}
     machine = Machine(**given)
     errors = Console(stderr=True)
+    memory: CountedMemory = "none" if arguments.quick else "both" if arguments.both else "own"
     plans: list[CellPlan] = [
-        plan_cell(cell, machine, with_memory=not arguments.quick)
+        plan_cell(cell, machine, memory)
         for cell in track(cells, "counting", console=errors, transient=True, disable=not errors.is_terminal)
     ]
     if arguments.json:

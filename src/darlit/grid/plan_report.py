@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -55,8 +56,11 @@ def summary(plans: Sequence[CellPlan]) -> Table:
         "pathway": lambda plan: f"{plan.parameters.pathway:,}",
         "tokens": lambda plan: f"{plan.tokens * plan.runs:.3g}",
         "FLOPs": lambda plan: f"{plan.flops:.3g}",
-        "memory": lambda plan: _total(plan, False),
-        "recomputed": lambda plan: _total(plan, True),
+        **{
+            name: partial(_total, recomputed=recomputed)
+            for recomputed, name in ((False, "memory, kept"), (True, "memory, recomputed"))
+            if any(recomputed in plan.memory for plan in plans)
+        },
         "tokens/s": lambda plan: _speed(plan.tokens_per_second),
         f"{_unit(plans)}-hours": lambda plan: _hours(plan.device_hours and plan.runs * plan.device_hours),
         "checkpoint": lambda plan: readable(plan.runs * plan.checkpoint_bytes),
@@ -161,8 +165,9 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
             ),
         ],
     ]
-    if plans and plans[0].memory:
-        sections.append(_memory_section())
+    counted = {recomputed for plan in plans for recomputed in plan.memory}
+    if counted:
+        sections.append(_memory_section(counted))
     assumed = "as stated" if machine.peak_tflops else "of the card named below"
     return [
         *sections,
@@ -182,14 +187,11 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
     ]
 
 
-def _memory_section() -> list[Figure]:
+def _memory_section(counted: set[bool]) -> list[Figure]:
     def part(name: str) -> Callable[[CellPlan], str]:
         return lambda plan: readable(getattr(plan.memory[plan.checkpoint_layers], name))
 
-    def activations(recomputed: bool) -> Callable[[CellPlan], str]:
-        return lambda plan: readable(plan.memory[recomputed].activations)
-
-    return [
+    section = [
         Figure("memory: parameters", part("parameters"), "exact"),
         Figure("  gradients", part("gradients"), "exact"),
         Figure("  optimizer", part("optimizer"), "exact: AdamW, two moments"),
@@ -198,15 +200,15 @@ def _memory_section() -> list[Figure]:
             part("communication"),
             "estimate, not measured: DDP's buckets, or what FSDP2 gathers of two layers and the root",
         ),
-        Figure(
-            "  activations",
-            activations(False),
-            "estimate: most bytes alive in a micro-batch, counted on the graph at two small depths, continued linearly",
-        ),
-        Figure("  activations, recomputed", activations(True), "estimate: the same with backbone.checkpoint_layers"),
-        Figure("  in all", lambda plan: _total(plan, False), "estimate: the sum"),
-        Figure("  in all, recomputed", lambda plan: _total(plan, True), "estimate: the sum"),
     ]
+    most = "estimate: most bytes alive in a micro-batch, counted on the graph at two small depths, continued linearly"
+    for recomputed, layers in ((False, "layers kept"), (True, "layers recomputed")):
+        if recomputed in counted:
+            section += [
+                Figure(f"  activations, {layers}", partial(_activations, recomputed=recomputed), most),
+                Figure(f"  in all, {layers}", partial(_total, recomputed=recomputed), "estimate: the sum"),
+            ]
+    return section
 
 
 def _layout(plan: CellPlan) -> str:
@@ -222,8 +224,12 @@ def _history(size: int | None) -> str:
     return "not stated by the pathway" if size is None else readable(size)
 
 
+def _activations(plan: CellPlan, recomputed: bool) -> str:
+    return readable(plan.memory[recomputed].activations) if recomputed in plan.memory else "-"
+
+
 def _total(plan: CellPlan, recomputed: bool) -> str:
-    if not plan.memory:
+    if recomputed not in plan.memory:
         return "-"
     mark = "*" if plan.checkpoint_layers == recomputed else ""
     return mark + readable(plan.memory[recomputed].total)

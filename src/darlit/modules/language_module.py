@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from darlit import pathways
-from darlit.backbone import BackboneConfig, Transformer
+from darlit.backbone import BackboneConfig, build_transformer
 from darlit.backbone.config import RUNTIME_FIELDS
 from darlit.errors import DarlitError
 from darlit.modules.gradients import clip, total_norm
@@ -50,16 +50,7 @@ class LanguageModule(pl.LightningModule):
                 "optimizer": asdict(self.optimizer),
             }
         )
-        with torch.random.fork_rng(devices=[]):  # what it draws here moves no weight of the backbone
-            pathway_module = pathways.build(
-                self.pathway_name,
-                num_branches=self.backbone.num_branches,
-                width=self.backbone.width,
-                norm_eps=self.backbone.norm_eps,
-                implementation=self._implementation(),
-                **asdict(self.pathway_options),
-            )
-        self.transformer = Transformer(self.backbone, pathway_module)
+        self.transformer = build_transformer(self.pathway_name, self.pathway_options, self.backbone)
         with torch.device("cpu"):  # also where the model is made on the meta device, without values
             self.val_metric = TokenLoss()
             self.test_metric = TokenLoss()
@@ -203,11 +194,6 @@ class LanguageModule(pl.LightningModule):
                         f"{where} holds another architecture: {part}.{name} is {found[part].get(name)!r} there and "
                         f"{value!r} here; use the config.yaml beside the checkpoint"
                     )
-
-    def _implementation(self) -> str:
-        """The backbone's choice, where the pathway has it: without fused operators there is the reference alone."""
-        offered = pathways.families()[self.pathway_name].implementations
-        return self.backbone.implementation if self.backbone.implementation in offered else "reference"
 
     def _evaluate(self, tokens: Tensor, metric: TokenLoss) -> None:
         metric.update(self.transformer.loss(tokens[:, :-1], tokens[:, 1:]), tokens[:, 1:].numel())

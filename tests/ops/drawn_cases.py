@@ -15,9 +15,13 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @st.composite
-def cases(draw: Any, widened: bool) -> dict[str, Any]:
-    """A pathway, its options and what flows through it; ``widened``: Hyper-Connections too, without Triton kernels."""
-    layers = draw(st.integers(1, 4))
+def cases(draw: Any, widened: bool = False, deep: bool = False) -> dict[str, Any]:
+    """A pathway, its options and what flows through it.
+
+    ``widened``: Hyper-Connections too, which have no Triton kernels. ``deep``: so many small blocks that some of any
+    case's reads take two phases.
+    """
+    layers = draw(st.integers(12, 14) if deep else st.integers(1, 4))
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 70)))
     name = draw(st.sampled_from(("dar", "attnres", "mhc", "hyper_connections") if widened else ("dar", "attnres")))
     options: dict[str, Any] = {}
@@ -28,7 +32,7 @@ def cases(draw: Any, widened: bool) -> dict[str, Any]:
     elif name == "dar":
         options = {
             "query_init_std": 0.02,
-            "block_size": draw(st.integers(1, layers)),
+            "block_size": draw(st.integers(1, 2 if deep else layers)),
             "route": draw(st.sampled_from(ROUTES)),
             "gates": draw(st.sampled_from(("static", "dynamic"))),
             "carry_partial": draw(st.booleans()),
@@ -38,8 +42,8 @@ def cases(draw: Any, widened: bool) -> dict[str, Any]:
     else:
         options = {
             "query_init_std": 0.02,
-            "block_size": draw(st.integers(0, layers)),
-            "num_queries": draw(st.integers(1, 3)),
+            "block_size": draw(st.integers(1, 2) if deep else st.integers(0, layers)),
+            "num_queries": draw(st.integers(1, 2 if deep else 3)),
             "sep_v": draw(st.booleans()),
         }
     layout = draw(st.sampled_from(("contiguous", "wide rows", "transposed", "expanded")))

@@ -25,6 +25,13 @@ def test_a_few_widths():
     interpret(f"{HERE / 'test_against_oracle.py'}::test_widths", "-k", "97")
 
 
+def test_two_phases():
+    file = HERE / "test_two_phase.py"
+    interpret(
+        f"{file}::test_mixes_of_wide_rows[5-1027]", f"{file}::test_two_phases_run_where_they_move_less[attnres-True]"
+    )
+
+
 @pytest.mark.slow
 def test_everything():
-    interpret(str(HERE / "test_against_oracle.py"))
+    interpret(str(HERE / "test_against_oracle.py"), str(HERE / "test_two_phase.py"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from darlit import bench
-from darlit.bench import peers
+from darlit.bench import arms, peers
 from darlit.bench import suites as bench_suites
 from darlit.bench.arms import Shape, moved_tensors
 from darlit.bench.measure import ratio
@@ -89,6 +89,19 @@ def test_floor_by_hand():
     write_0 = (1 + 2) + (1 + 2 + 2 + 1 + 1)  # y -> P; one answer, P, dP, y -> dy
     write_1 = (1 + 2 + 2) + (1 + 2 + 2 + 1 + 1 + 2)  # y, P -> H; one answer, H, P, y -> dy, dP
     assert moved_tensors("dar_full", 1) == start + read_1 + read_2 + write_0 + write_1
+
+
+def test_floor_of_two_phases_by_hand(monkeypatch):
+    """Saved: 1 + 2 c tensors of c blocks at each read but once, less two mixes of each read, written and read."""
+    saved = {
+        "dar_full": (9 * 2 - (9 + 8)) + (11 * 2 - (11 + 8)),  # c = 4, 5, two reads each
+        "attnres_full": 0,  # an entry serves one read before the next
+        "dar_block4": 0,  # c = 1, four reads
+    }
+    two = {arm: moved_tensors(arm, 6) for arm in saved}
+    monkeypatch.setattr(arms, "two_phases_pay", lambda *case: False)
+    for arm, number in saved.items():
+        assert moved_tensors(arm, 6) - two[arm] == number
 
 
 def test_ratio_and_its_noise():

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from darlit import pathways
+from darlit.ops.two_phase import two_phases_pay
+from darlit.pathways.blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,10 @@ def moved_tensors(arm: str, layers: int) -> int | None:
     """How many ``[N, D]`` tensors the fused algorithm must move, forward and backward; None: no floor derived.
 
     Each tensor that an operator needs is counted once per operator, as in docs/performance.md:
-    a read takes its S sources of M streams and gives x and J - 1 spreads; a write takes the output and the carried
-    streams and gives new ones; backward, a read takes its gradient, x and the spreads, and a write takes the answers
-    of its A readers, its streams and what arrived for them, the carried streams and the output, and gives the
+    a read takes its S sources of M streams and gives x and J - 1 spreads; where two phases pay, the completed sources
+    are read once for a block and each of its reads takes J mixes of them instead. A write takes the output and the
+    carried streams and gives new ones. Backward, a read takes its gradient, x and the spreads, and a write takes the
+    answers of its A readers, its streams and what arrived for them, the carried streams and the output, and gives the
     gradients of both.
     """
     name, options = ARMS[arm]
@@ -103,13 +106,21 @@ def moved_tensors(arm: str, layers: int) -> int | None:
     streams = 2 if name == "dar" else 1
     per_block = 2 * options.get("block_size", 1) if name == "dar" else max(1, 2 * options.get("block_size", 0))
 
-    reads = range(1, branches + 1)
-    ends = [branch for branch in range(branches) if (branch + 1) % per_block == 0 or branch + 1 == branches]
-    moved = 1 + 1 + len(reads) + 1  # the embedding's logits; its gradient: itself, its readers' answers, the sum
-    for read in reads:
-        completed = sum(end < read for end in ends)
-        partial = (read - 1) not in ends
-        moved += 1 + streams * (completed + partial) + 1 + (streams - 1)  # embedding, sources, x, spread
+    blocks = Blocks(branches, per_block)
+    ends = [branch for branch in range(branches) if blocks.ends(branch)]
+    moved = 1 + 1 + branches + 1  # the embedding's logits; its gradient: itself, its readers' answers, the sum
+    sources, ahead = 1, range(0)
+    for read in range(1, branches + 1):
+        partial = read - 1 not in ends
+        sources += not partial
+        completed = 1 + streams * (sources - 1)  # the embedding's streams are one tensor
+        if not partial:
+            ahead = blocks.reads_of_next(read - 1)
+            if two_phases_pay(len(ahead), sources, streams, streams):
+                moved += completed + streams * len(ahead)
+            else:
+                ahead = range(0)
+        moved += (streams if read in ahead else completed) + streams * partial + 1 + (streams - 1)  # x, spread
         moved += 2 + (streams - 1)  # backward: gradient, x, spread
     for branch in range(branches):
         carried = streams * (branch % per_block != 0)

@@ -18,6 +18,7 @@ from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_b
 from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
+from darlit.pathways.blocks import Blocks
 from darlit.pathways.depth_history import DepthHistory, Source
 
 Rows = list[dict[str, Any]]
@@ -144,17 +145,17 @@ class PartWork(PathWork):
             implementation=self.implementation,
         )
         history = history.append(history.source((self.embedding,) * self.streams, first_read=0))
-        shares = [1.0 / self.streams] * self.streams
+        shares, blocks = [1.0 / self.streams] * self.streams, Blocks(self.shape.branches, size=2)
         partial: Source | None = None
         reads = []
         for branch, output in enumerate(self.outputs):
             reads.append(history.read(branch, shares, partial))
             carried = None if partial is None else partial.streams
             rho = self.rho if self.gated and carried else None
-            last = branch + 1 if branch % 2 == 0 else None
+            last = None if blocks.ends(branch) else branch + 1
             written = history.write(carried, output, rho=rho, beta=self.beta, first_read=branch + 1, last_read=last)
             if last is None:
-                history, partial = history.append(written), None
+                history, partial = history.append(written).mix_ahead(blocks.reads_of_next(branch)), None
             else:
                 partial = written
         return [*reads, history.read(self.shape.branches, shares)]

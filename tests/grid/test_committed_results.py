@@ -21,6 +21,7 @@ CHOICES = {
     "experiments/sweeps/small_learning_rate.yaml": "docs/experiments.md",
     "experiments/sweeps/tiny_learning_rate.yaml": "docs/experiments.md",
     "experiments/screening/dar_options.yaml": "docs/pathways.md",
+    "experiments/screening/dar_block_carry.yaml": "docs/pathways.md",
 }
 
 

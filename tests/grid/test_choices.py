@@ -44,6 +44,8 @@ def _write_all(runs: Path) -> None:
 def test_the_table_of_a_screening_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = _grid(tmp_path, varies=["optimizer.pathway_lr_multiplier"])
     _write_all(tmp_path / "runs")
+    for cell in CELLS[:2]:
+        _write(tmp_path / "runs", cell, 99, 0.1, pathway={"name": "dar"})  # a seed of some other grid
     assert main(["choose", str(grid), "--runs_dir", str(tmp_path / "runs")]) == 0
     # Differences -0.1, -0.2, +0.1: mean -0.0667, sd 0.152753, t(0.95, 2) = 4.302653, half width 0.379461.
     assert capsys.readouterr().out.splitlines() == [

@@ -31,7 +31,7 @@ class Choice:
 
 
 def compare(grid: Grid, runs_dir: Path) -> dict[str, list[Choice]]:
-    """Return every group's cells against its first one, on the seeds that both have finished.
+    """Return every group's cells against its first one, on the grid's seeds that both have finished.
 
     Args:
         grid: what was asked.
@@ -40,10 +40,11 @@ def compare(grid: Grid, runs_dir: Path) -> dict[str, list[Choice]]:
     Raises:
         DarlitError: summaries that cannot be read, or that differ in more than the grid compares.
     """
-    names = {cell.name for cell in grid.cells}
-    finished = [run for run in find_runs(runs_dir)[0] if run.summary["cell"] in names]
+    asked = {cell.name: cell.seeds for cell in grid.cells}
+    found, _ = find_runs(runs_dir)
+    finished = [run for run in found if run.summary["seed"] in asked.get(run.summary["cell"], ())]
     check_runs_of(grid, finished)
-    by_cell: dict[str, dict[int, Summary]] = {name: {} for name in names}
+    by_cell: dict[str, dict[int, Summary]] = {name: {} for name in asked}
     for run in finished:
         by_cell[run.summary["cell"]][run.summary["seed"]] = run.summary
     groups: dict[str, list[Choice]] = {}

@@ -11,11 +11,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darlit.__main__ import main
+from darlit.analysis.questions import Cka, Rescue
+from darlit.analysis.report import redraw
 from darlit.analysis.tokens import TokenRequest
 from darlit.data.datamodule import TokenDataModule
 from darlit.data.prepare import Options, prepare
+from darlit.errors import DarlitError
 from darlit.modules.loading import load
-from darlit.probes.cka import cka_map
+from darlit.probes.cka import CkaMap, cka_map
+from darlit.probes.rescue import RescueCurve
 from trained import poison
 
 FEW = ["--tokens", "256", "--batch-size", "4", "--device", "cpu"]
@@ -77,6 +81,36 @@ def test_rescue_and_depth_hold_what_the_docs_promise(everything):
     (depth,) = json.loads((everything / "depth.json").read_text())["models"]
     assert {(read["read"], read["target"]) for read in depth["reads"]} == {(r, j) for r in range(5) for j in range(2)}
     assert all(math.isclose(sum(read["weights"]), 1, abs_tol=1e-6) for read in depth["reads"])
+
+
+def test_pictures_are_drawn_again_from_the_numbers_to_the_byte(everything, tmp_path, capsys):
+    for numbers in everything.glob("*.json"):
+        shutil.copy(numbers, tmp_path)
+    found = redraw(tmp_path)
+    assert [analysis.title for analysis in found] == ["CKA", "rescue gain", "depth weights"]
+    pictures = [picture for analysis in found for picture in analysis.pictures]
+    assert {picture.name for picture in pictures} == {"cka.png", "rescue.png", "depth_weights.png", "gates.png"}
+    for picture in pictures:
+        assert picture.read_bytes() == (everything / picture.name).read_bytes(), picture.name
+    assert found[0].headlines[0].startswith("micro_dar_full: linear CKA of streams 0 and 1: equal depths 0.")
+
+
+def test_numbers_that_are_not_defined_come_back_so():
+    curve = RescueCurve("zero", "at", [1, 2], [0.0, 2.0], [[0.0, 1.0], [0.0, math.nan]], 8)
+    (again,) = Rescue().restore({"curves": [{**vars(curve), "kl_keep": [[0.0, 1.0], [0.0, None]]}]})
+    assert again.gains[0][1] == curve.gains[0][1] == 0.5
+    assert math.isnan(again.gains[1][1])
+    cka = CkaMap(torch.tensor([[1.0, math.nan], [0.5, 1.0]]), (0, 1), 8)
+    record = Cka().record(cka)
+    record["cka"][0][1] = None
+    torch.testing.assert_close(Cka().restore(record).values_RR, cka.values_RR.double(), equal_nan=True)
+
+
+def test_what_no_analysis_wrote_is_one_line(tmp_path):
+    (tmp_path / "cka.json").write_text('{"models": [{"name": "tiny"}]}')
+    with pytest.raises(DarlitError, match="cka.json' is no result of darlit analyze") as error:
+        redraw(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_all_says_what_it_leaves_out(dar_run, residual_run, tmp_path, capsys):

@@ -46,9 +46,12 @@ no_runs_yet = pytest.mark.skipif(not (RESULTS / "runs").is_dir(), reason="no run
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
-    """All of results/ once more, from its summaries and notes alone."""
+    """All of results/ once more, from its summaries, its notes and the numbers of its analyses alone."""
     out = tmp_path_factory.mktemp("results")
     shutil.copy(RESULTS / "notes.md", out)
+    for numbers in (RESULTS / "analysis").glob("*.json"):
+        (out / "analysis").mkdir(exist_ok=True)
+        shutil.copy(numbers, out / "analysis")
     assert results_main([str(RESULTS / "runs"), f"--out={out}", f"--grid={GRID}"]) == 0
     return _generated(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -83,3 +84,15 @@ def test_times_that_are_not_wall_time_say_so(tmp_path: Path) -> None:
     page = _page(tmp_path / "runs")
     assert "Times are the CPU time of a process with one thread" in page
     assert "precision: 32-true; clock: process" in page
+
+
+def test_what_an_analysis_found_becomes_a_part_of_the_page(tmp_path: Path, runs: Path) -> None:
+    assert "Inside the models" not in _page(runs)
+    folder = tmp_path / "results" / "analysis"
+    folder.mkdir()
+    numbers = {"name": "tiny_dar_full", "cka": [[1.0, 0.25], [0.75, 0.5]], "streams": [0, 1], "tokens": 64}
+    (folder / "cka.json").write_text(json.dumps({"analysis": "cka", "models": [numbers]}))
+    page = _page(runs)
+    assert "- tiny_dar_full: linear CKA of streams 0 and 1: equal depths 0.750, different depths 0.500" in page
+    assert "![cka](analysis/cka.png)" in page
+    assert (folder / "cka.png").read_bytes().startswith(b"\x89PNG")

@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from darlit.backbone import Transformer
 from darlit.errors import DarlitError
 from darlit.probes import pictures
-from darlit.probes.cka import cka_map, passes
-from darlit.probes.depth import depth_profile
-from darlit.probes.rescue import Corruption, Span, check_streams, rescue_curve
+from darlit.probes.cka import CkaMap, cka_map, passes
+from darlit.probes.depth import DepthProfile, Gate, Read, depth_profile
+from darlit.probes.rescue import Corruption, RescueCurve, Span, check_streams, rescue_curve
 from darlit.probes.states import depths_and_streams
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class Question(ABC):
     @abstractmethod
     def record(self, answer: Any) -> dict[str, Any]:
         """The answer as plain values for JSON; NaN where a number is not defined."""
+
+    @abstractmethod
+    def restore(self, record: Mapping[str, Any]) -> Any:
+        """The answer that `record` made these values of, once JSON held them: null is NaN."""
 
     @abstractmethod
     def pictures(self, answers: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
@@ -96,6 +101,10 @@ class Cka(Question):
             "mean_off_diagonal": answer.mean_off_diagonal,
         }
 
+    def restore(self, record: Mapping[str, Any]) -> Any:
+        values_RR = torch.tensor([_numbers(row) for row in record["cka"]], dtype=torch.float64)
+        return CkaMap(values_RR, tuple(record["streams"]), record["tokens"])
+
     def pictures(self, answers: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
         return {"cka": lambda: pictures.draw_cka(answers)}
 
@@ -125,6 +134,19 @@ class Rescue(Question):
 
     def record(self, answer: Any) -> dict[str, Any]:
         return {"curves": [{**asdict(curve), "gains": curve.gains, "balance": curve.balance} for curve in answer]}
+
+    def restore(self, record: Mapping[str, Any]) -> Any:
+        return [
+            RescueCurve(
+                curve["corruption"],
+                curve["span"],
+                curve["depths"],
+                _numbers(curve["kl_none"]),
+                [_numbers(by_depth) for by_depth in curve["kl_keep"]],
+                curve["tokens"],
+            )
+            for curve in record["curves"]
+        ]
 
     def pictures(self, answers: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
         return {"rescue": lambda: pictures.draw_rescue(answers)}
@@ -157,6 +179,11 @@ class Depth(Question):
     def record(self, answer: Any) -> dict[str, Any]:
         return asdict(answer)
 
+    def restore(self, record: Mapping[str, Any]) -> Any:
+        reads = [Read(**read) for read in record["reads"]]
+        gates = [Gate(**gate) for gate in record["gates"]]
+        return DepthProfile(record["num_branches"], reads, gates, record["tokens"])
+
     def pictures(self, answers: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
         drawings: dict[str, Callable[[], Figure]] = {}
         if any(answer.reads for answer in answers.values()):
@@ -166,7 +193,14 @@ class Depth(Question):
         return drawings
 
 
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
 def _mean(values: Sequence[float]) -> float:
     """Of the values that are defined; NaN if none is."""
     defined = [value for value in values if not math.isnan(value)]
     return sum(defined) / len(defined) if defined else math.nan
+
+
+QUESTIONS: tuple[type[Question], ...] = (Cka, Rescue, Depth)

@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from darlit.analysis.questions import Question
+from darlit.analysis.questions import QUESTIONS, Question
 from darlit.analysis.tokens import TokenBatches
 from darlit.atomic import write_text
+from darlit.errors import DarlitError
 from darlit.modules.loading import SavedModel
 from darlit.probes import pictures
 
@@ -40,6 +41,39 @@ def write(
     images = [pictures.save(draw, out / stem) for stem, draw in question.pictures(answers).items()]
     _log_images(out, [png for png, _ in images], step=max(saved.step for saved in models.values()))
     return [*written, *(path for pair in images for path in pair)]
+
+
+class Redrawn(NamedTuple):
+    """One analysis, once more from its JSON file."""
+
+    title: str
+    headlines: list[str]
+    """A line a model."""
+    pictures: list[Path]
+
+
+def redraw(folder: Path) -> list[Redrawn]:
+    """Draw the pictures of every analysis in ``folder`` once more, as PNG, from the numbers alone.
+
+    Raises:
+        DarlitError: a file that no analysis wrote.
+    """
+    return [_redraw(folder, kind()) for kind in QUESTIONS if (folder / f"{kind.name}.json").is_file()]
+
+
+def _redraw(folder: Path, question: Question) -> Redrawn:
+    file = folder / f"{question.name}.json"
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))["models"]
+        answers = {entry["name"]: question.restore(entry) for entry in entries}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DarlitError(f"'{file}' is no result of darlit analyze ({error!r}); write it again") from error
+    drawings = question.pictures(answers).items()
+    return Redrawn(
+        question.title,
+        [f"{name}: {question.headline(answer)}" for name, answer in answers.items()],
+        [pictures.save(draw, folder / stem, kinds=("png",))[0] for stem, draw in drawings],
+    )
 
 
 def _log_images(folder: Path, images: Sequence[Path], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from darlit.grid.claims import ORDER_CLAIMS
 from darlit.grid.comparison import Comparison, difference
@@ -33,8 +34,30 @@ holds" are said where the 95 % interval of the paired difference excludes 0, int
 for their number: of twenty, one may do so by chance."""
 
 
-def readme(comparisons: Sequence[Comparison], figures: Sequence[Path], notes: str = "") -> str:
-    """Return the Markdown page; ``figures`` are relative to where it will lie, ``notes`` are a person's words."""
+_HOW_INSIDE_IS_READ = """\
+One seed of each model, after its last step, on validation text, by `darlit analyze`. Drawn from the numbers in
+`analysis/`."""
+
+
+class Section(NamedTuple):
+    """An analysis of some of the models: a line each, and pictures."""
+
+    title: str
+    lines: Sequence[str]
+    figures: Sequence[Path]
+
+
+def readme(
+    comparisons: Sequence[Comparison], figures: Sequence[Path], notes: str = "", inside: Sequence[Section] = ()
+) -> str:
+    """Return the Markdown page.
+
+    Args:
+        comparisons: one a size.
+        figures: relative to where the page will lie, as those of the sections.
+        notes: a person's words.
+        inside: what was found in some of the models.
+    """
     parts = [
         "# Results",
         "Written by `darlit results` from the summaries in `runs/`; the same summaries give the same bytes.",
@@ -53,6 +76,14 @@ def readme(comparisons: Sequence[Comparison], figures: Sequence[Path], notes: st
     across = [figure for figure in figures if figure.stem == "gain_against_size"]
     if across:
         parts += ["## Gain against model size", *_pictures(across)]
+    if inside:
+        parts += ["## Inside the models", _HOW_INSIDE_IS_READ]
+    for section in inside:
+        parts += [
+            f"### {section.title[0].upper()}{section.title[1:]}",
+            "\n".join(f"- {line}" for line in section.lines),
+        ]
+        parts += _pictures(section.figures)
     return "\n\n".join([*parts, _DEFINITIONS])
 
 

@@ -1,7 +1,8 @@
 """``darlit results``: finished runs become one table a size, its figures, and ``results/README.md``.
 
 The equal-budget check runs first; nothing is written if it refuses. The same runs give the same bytes. What a person
-has to say about them stands in ``results/notes.md``, if there is one, and becomes a part of the page.
+has to say about them stands in ``results/notes.md``, what `darlit analyze` found in ``results/analysis/``; where there
+is one it becomes a part of the page.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from darlit.atomic import write_text
 from darlit.grid.comparison import Comparison, compare
 from darlit.grid.equal_budget import check_runs
 from darlit.grid.figures import write_figures
-from darlit.grid.report import readme
+from darlit.grid.report import Section, readme
 from darlit.grid.runs import Run, find_runs, size_order
 from darlit.grid.summary import SummaryError
 from darlit.grid.table import comma_separated, latex, markdown, show
@@ -89,7 +90,20 @@ def _write(comparisons: Sequence[Comparison], finished: Sequence[Run], out: Path
             write_text(copy, run.file.read_text(encoding="utf-8"))
     pictures = write_figures(comparisons, out / "figures", svg=figures == "svg") if figures != "none" else []
     notes = (out / "notes.md").read_text(encoding="utf-8") if (out / "notes.md").is_file() else ""
-    write_text(out / "README.md", readme(comparisons, [picture.relative_to(out) for picture in pictures], notes))
+    page = readme(comparisons, [picture.relative_to(out) for picture in pictures], notes, _analyses(out))
+    write_text(out / "README.md", page)
+
+
+def _analyses(out: Path) -> list[Section]:
+    """What `darlit analyze --out OUT/analysis` found in some of the models, its pictures drawn again."""
+    if not (out / "analysis").is_dir():
+        return []
+    from darlit.analysis.report import redraw  # PyTorch comes with it
+
+    return [
+        Section(found.title, found.headlines, [picture.relative_to(out) for picture in found.pictures])
+        for found in redraw(out / "analysis")
+    ]
 
 
 def _asked_seeds(grid: Path | None) -> dict[str, dict[str, list[int]]]:

@@ -36,14 +36,15 @@ ABSENT = "0.9"
 """Grey of a place that holds no number."""
 
 
-def save(draw: Callable[[], Figure], stem: Path) -> tuple[Path, Path]:
-    """Draw and write ``<stem>.png`` and ``<stem>.svg``."""
+def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Draw and write ``<stem>.<kind>``, the same bytes every time; returns the files in the order of ``kinds``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    written = [Path(f"{stem}.{kind}") for kind in kinds]
     with _style():
         figure = draw()
-        figure.savefig(f"{stem}.svg", metadata={"Date": None})
-        figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
-    return Path(f"{stem}.png"), Path(f"{stem}.svg")
+        for file in written:
+            figure.savefig(file, dpi=110, metadata={"svg": {"Date": None}, "png": {"Software": None}}[file.suffix[1:]])
+    return written
 
 
 def as_image(draw: Callable[[], Figure], dpi: int = 90) -> NDArray[np.uint8]:

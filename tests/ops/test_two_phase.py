@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from darlit import pathways
+from darlit.bench.measure import saved_bytes
+from darlit.ops import two_phase
 from darlit.ops.layout import backend
 from darlit.ops.two_phase import depth_mixes, two_phases_pay
 from ops import drawn_cases
@@ -290,6 +292,15 @@ def test_a_fork_has_no_mixes_and_its_origin_keeps_them(name, phases):
     assert fork.history.ahead is None
     torch.testing.assert_close(fork.read(14), state.read(14))
     assert phases.reads == [5, 2]
+
+
+@pytest.mark.parametrize("name", ["dar", "attnres", "no partial"])
+def test_no_mixes_are_kept_for_the_backward(name, phases, monkeypatch):
+    pathway, x = build(name), torch.randn(1, 3, 24, requires_grad=True)
+    two = saved_bytes(lambda: drive(pathway, x), pathway.parameters())
+    assert phases.first
+    monkeypatch.setattr(two_phase, "two_phases_pay", lambda *case: False)
+    assert saved_bytes(lambda: drive(pathway, x), pathway.parameters()) == two
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compilation is PyTorch's, whatever the kernels")

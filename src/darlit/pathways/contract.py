@@ -127,7 +127,10 @@ class PathwayState(ABC):
         return self._finish()
 
     def fork(self: StateT) -> StateT:
-        """A copy whose changes leave this state as it is; tensors are shared, nothing is computed."""
+        """A copy for a region that may run twice, whose changes leave this state as it is.
+
+        Tensors are shared, nothing is computed. What only makes later reads faster may be missing, see `BlockState`.
+        """
         return replace(self)
 
     @abstractmethod

@@ -216,8 +216,7 @@ class DepthHistory:
         if self.ahead is not None and read in self.ahead.reads:
             mixed = [self.ahead.as_source(read), *([] if partial is None else [partial.per_target(self.value_streams)])]
             value_streams = list(range(targets))
-            # What is mixed here are not the sources, so the backward must be able to do without looking at it.
-            keep_spreads = True
+            keep_spreads = True  # without them the backward looks at what was mixed, and mixes would be kept for it
         else:
             mixed, value_streams = list(sources), list(self.value_streams)
             keep_spreads = fused.spreads_pay(len(sources), len(sources[0].streams), targets)

@@ -34,4 +34,9 @@ def test_two_phases():
 
 @pytest.mark.slow
 def test_everything():
-    interpret(str(HERE / "test_against_oracle.py"), str(HERE / "test_two_phase.py"))
+    interpret(str(HERE / "test_against_oracle.py"))
+
+
+@pytest.mark.slow
+def test_everything_of_two_phases():
+    interpret(str(HERE / "test_two_phase.py"))

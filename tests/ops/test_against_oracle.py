@@ -5,16 +5,14 @@ The CPU kernels always; the Triton kernels where this file runs in Triton's inte
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from darlit.ops import fused
 from ops import drawn_cases
+from ops.drawn_cases import INTERPRETED, NARROW
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IMPLEMENTATION = "triton" if INTERPRETED else "cpu"
 EXAMPLES = 6 if INTERPRETED else 40
 
@@ -90,7 +88,7 @@ GATES = ("alpha", "beta", "rho", "pre_", "post_", "res_")
 """A gate is a number or a few, and its gradient a sum over all tokens and channels that nearly cancels."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @pytest.mark.parametrize("arm", ["attnres", "dar", "mhc"])
 def test_plain_relative_error_at_a_real_width(arm, dtype):
     """No allowance for sums that cancel, but for the gates: there no worse than twice the reference in that dtype."""

@@ -5,7 +5,6 @@ The CPU kernels always; the Triton kernels where this file runs in Triton's inte
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +19,9 @@ from darlit.ops import two_phase
 from darlit.ops.layout import backend
 from darlit.ops.two_phase import depth_mixes, two_phases_pay
 from ops import drawn_cases
+from ops.drawn_cases import INTERPRETED, NARROW
 from pathways.cases import token_batch, transformer
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IMPLEMENTATION = "triton" if INTERPRETED else "cpu"
 EXAMPLES = 4 if INTERPRETED else 24
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -164,7 +163,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_read(name, dtype, phases):
     family, options = CASES[name]

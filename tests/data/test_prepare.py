@@ -384,6 +384,8 @@ def test_killed_process_leaves_nothing_that_opens(tmp_path: Path, signal_number:
     source = tmp_path / "in"
     write_texts(source, [b"some text of a document\n" * 4000] * 10 + [b"%d" % n for n in range(40)])
     slow = (
+        # What a shell runs in the background ignores SIGINT, and so do its children.
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from darlit.data.chunks import SplitWriter\nimport time\n"
         "write = SplitWriter.write\n"
         "SplitWriter.write = lambda self, *a: (time.sleep(0.05), print('.', flush=True), write(self, *a))\n"

@@ -78,7 +78,8 @@ def test_settings_are_quoted_for_the_shell(tmp_path: Path, capsys: pytest.Captur
     script = _script(capsys, f"--runs_dir={tmp_path}", f"--setup={hostile}")
     line = next(line for line in script.splitlines() if line.startswith("setup="))
     assert shlex.split(line) == [f"setup={hostile}"]
-    assert main(["grid", "submit", str(DEMO), "--dry-run", "--setup=a\n#SBATCH --wrap=b"]) == 2
+    hostile_line = ["--setup=a\n#SBATCH --wrap=b", f"--runs_dir={tmp_path}"]
+    assert main(["grid", "submit", str(DEMO), "--dry-run", *hostile_line]) == 2
     assert "holds a line break or a control character" in capsys.readouterr().err
 
 

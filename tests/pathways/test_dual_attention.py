@@ -114,3 +114,24 @@ def test_forced_swap_of_two_streams():
 def test_full_dar_that_hides_the_partial_warns():
     with pytest.warns(UserWarning, match="include_partial=False with block_size=1"):
         build("dar", num_branches=BRANCHES, width=WIDTH, include_partial=False)
+
+
+def test_cross_v_is_dar_with_its_two_targets_renamed():
+    """Target j of one is target 1 - j of the other: swap the queries and alpha, and nothing else is left."""
+    torch.manual_seed(3)
+    options = {"num_branches": 6, "width": 12, "implementation": "reference"}
+    dar = build("dar", **options).double()
+    cross_v = build("dar", route="cross_v", **options).double()
+    with torch.no_grad():
+        for parameter in dar.parameters():
+            parameter.normal_()
+        cross_v.load_state_dict(dar.state_dict())
+        cross_v.queries_JRD.copy_(dar.queries_JRD.flip(0))
+        cross_v.alpha.logit_GO.neg_()
+    outputs = torch.randn(7, 2, 5, 12, dtype=torch.float64)
+    states = [pathway.start(outputs[6]) for pathway in (dar, cross_v)]
+    for branch in range(6):
+        torch.testing.assert_close(states[0].read(branch), states[1].read(branch), rtol=1e-12, atol=1e-12)
+        for state in states:
+            state.write(branch, outputs[branch])
+    torch.testing.assert_close(states[0].finish(), states[1].finish(), rtol=1e-12, atol=1e-12)

@@ -65,6 +65,7 @@ def test_the_numbers_are_those_of_the_model_on_the_first_tokens_of_its_data(ever
     data.prepare_data()
     data.setup()
     assert dar["data"]["fingerprint"] == data.fingerprint
+    assert dar["data"]["where"] == f"{data_folder.name}/val"
     batches = [tokens_BT[:, :-1] for tokens_BT in data.val_dataloader()]
     wanted = cka_map(load(dar_run).module.transformer, batches)
     torch.testing.assert_close(torch.tensor(dar["cka"]).double(), wanted.values_RR, rtol=0, atol=1e-6)

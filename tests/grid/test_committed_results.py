@@ -88,3 +88,8 @@ def test_figures(again: dict[Path, bytes]) -> None:
 def test_no_run_is_from_a_changed_checkout() -> None:
     for file in sorted([*(RESULTS / "runs").rglob("*.json"), *(RESULTS / "screening").rglob("*.json")]):
         assert re.search(r'"git_revision": "[0-9a-f]{40}"', file.read_text()), file
+
+
+def test_no_path_of_a_machine_is_in_the_results() -> None:
+    for file in sorted(RESULTS.rglob("*.json")):
+        assert not re.search(r'"(/|~|[A-Za-z]:\\)', file.read_text()), file

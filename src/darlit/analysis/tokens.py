@@ -85,7 +85,8 @@ class TokenRequest:
     def _validation(self, saved: SavedModel, length: int) -> tuple[Callable[[list[int]], Tensor], int, dict[str, Any]]:
         manifest = saved.manifest(self.data)
         dataset = TokenDataset(manifest, "val", length)
-        source = {"where": f"{manifest.folder}/val", "fingerprint": manifest.fingerprint}
+        # The folder's name and not its path, which is another on every machine: the fingerprint says what it holds.
+        source = {"where": f"{manifest.folder.name}/val", "fingerprint": manifest.fingerprint}
         return lambda numbers: dataset.__getitems__(numbers)[:, :-1], len(dataset), source
 
     def _text(self, saved: SavedModel, length: int) -> tuple[Callable[[list[int]], Tensor], int, dict[str, Any]]:

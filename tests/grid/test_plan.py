@@ -132,6 +132,11 @@ def test_tables_mark_what_the_experiment_does(capsys: pytest.CaptureFixture[str]
     ("changes", "said"),
     [
         ({"model": {"class_path": "NoSuchLM"}}, "model.class_path is 'NoSuchLM'; known are "),
+        (
+            {"model": {"class_path": "argparse.Namespace"}},
+            "'argparse.Namespace', which is no darlit.modules.LanguageModule",
+        ),
+        ({"model": {"class_path": "argparse.Nothing"}}, "has no attribute 'Nothing'"),
         ({"model": {"init_args": {"pathway": {"block_size": 9}}}}, "block_size"),
         ({"budget": {"tokens": "many"}}, "budget.tokens is 'many'"),
         ({"budget": {"batch_tokens": 2049}}, "budget.batch_tokens=2049 is not a multiple of 2048 (devices 1 x "),

@@ -197,11 +197,16 @@ def _build(cell: Cell, sequence_length: int) -> Transformer:
 
 
 def _own_class(class_path: str) -> Any:
+    from darlit.modules import LanguageModule
+
     module_name, _, class_name = class_path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise DarlitError(f"model.class_path is {class_path!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, LanguageModule)):
+        raise DarlitError(f"model.class_path is {class_path!r}, which is no darlit.modules.LanguageModule")
+    return found
 
 
 def _history_bytes(model: Transformer, place: Placement) -> int | None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ from darlit.grid.cells import read_grid
 from darlit.grid.local import make_slots
 from darlit.grid.worker import DONE, INTERRUPTED, LockedError, Stopper, attempts, is_locked, lock, work
 from grid.runs_on_disk import assert_events_are_monotone, comparable
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """`grid run` takes its process's stop signals until that ends; here the process goes on with other tests."""
+    taken = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in taken}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _grid(folder: Path, *cells: str, seeds: tuple[int, ...] = (0,)) -> Path:

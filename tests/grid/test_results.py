@@ -8,8 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from darlit.__main__ import main
+from darlit.grid.comparison import compare
+from darlit.grid.equal_budget import check_runs
+from darlit.grid.figures import draw_deltas
+from darlit.grid.runs import find_runs
 from grid.fakes import make_summary, write_loss, write_run
 
 
@@ -50,6 +55,24 @@ def test_every_number_of_the_table_by_hand(tmp_path: Path) -> None:
     assert float(residual["loss_at_equal_time"]) == pytest.approx(2.1)
     # Of steps 25, 50 and 100 dar is below at 25 and 100, under every seed; step 0 is before training.
     assert float(dar["share_below_residual"]) == pytest.approx(2 / 3)
+
+
+def test_the_figure_shows_each_gain_with_its_interval(tmp_path: Path) -> None:
+    for seed, (base, ours) in enumerate([(2.0, 1.9), (2.1, 1.9), (2.2, 1.9)]):
+        write_loss(tmp_path, "residual", seed, [5.0, 4.0, 3.0, base])
+        write_loss(tmp_path, "dar_full", seed, [5.0, 3.9, 3.1, ours])
+    write_loss(tmp_path, "hc2", 1, [5.0, 4.0, 3.0, 2.31])
+    comparison = compare("tiny", check_runs(find_runs(tmp_path)[0])["tiny"], {})
+    axes = Figure().subplots()
+    draw_deltas(comparison.rows, axes)
+
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["hc2", "dar_full"]  # residual is the zero line
+    hc, dar_interval, dar, zero = (line.get_xdata() for line in axes.get_lines())
+    assert hc == pytest.approx([10.0])  # one seed: a mark without an interval
+    # As above, -0.2 with bounds -0.448414 and 0.048414, in percent of 2.1.
+    assert dar == pytest.approx([-9.523810])
+    assert dar_interval == pytest.approx([-21.353048, 2.305429], abs=1e-4)
+    assert list(zero) == [0, 0]
 
 
 def test_loss_at_equal_time_is_linear_between_evaluations(tmp_path: Path) -> None:

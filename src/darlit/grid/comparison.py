@@ -30,6 +30,7 @@ class Row:
     val_loss_best: float | None = None
     bits_per_byte: float | None = None
     delta_percent: float | None = None
+    delta_percent_interval: Interval | None = None
     difference: float | None = None
     interval: Interval | None = None
     tokens_per_second: float | None = None
@@ -154,11 +155,14 @@ def _against_baseline(row: Row, pairs: Sequence[tuple[Summary, Summary]]) -> Row
     if row.arm == BASELINE:
         return row
     differences = [own["val_loss_final"] - base["val_loss_final"] for own, base in pairs]
+    interval = paired_interval(differences)
+    percent = 100 / mean([base["val_loss_final"] for base in theirs])
     return replace(
         row,
-        delta_percent=100 * mean(differences) / mean([base["val_loss_final"] for base in theirs]),
+        delta_percent=percent * mean(differences),
+        delta_percent_interval=interval and interval.scaled(percent),
         difference=mean(differences),
-        interval=paired_interval(differences),
+        interval=interval,
         share_below=_share_below(pairs),
     )
 

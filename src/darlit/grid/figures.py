@@ -56,19 +56,35 @@ def _save(draw: Callable[[Figure], None], stem: Path, svg: bool) -> Path:
 
 
 def _draw_size(comparison: Comparison, figure: Figure) -> None:
-    """Three panels: loss curves, final loss against speed, final loss against memory."""
-    figure.set_size_inches(14, 4.4)
-    curves, speed, memory = figure.subplots(1, 3)
+    """Four panels: loss curves, gain against residual, final loss against speed, final loss against memory."""
+    figure.set_size_inches(12, 8.6)
+    (curves, gain), (speed, memory) = figure.subplots(2, 2)
     rows = [row for row in comparison.rows if row.seeds]
     _draw_curves(comparison, rows, curves)
+    draw_deltas(rows, gain)
     for row in rows:
         _draw_point(row, row.tokens_per_second, speed)
         _draw_point(row, row.peak_memory and row.peak_memory / 2**20, memory)
     curves.set(title=comparison.size, xlabel="training tokens", ylabel="validation loss (nats per token)")
-    speed.set(title="loss against speed", xlabel="tokens per second")
+    gain.set(title="against residual, same seeds", xlabel="Δ % validation loss, 95 % interval")
+    speed.set(title="loss against speed", xlabel="tokens per second", ylabel="validation loss")
     memory.set(title="loss against memory", xlabel="peak memory (MiB)")
-    figure.subplots_adjust(left=0.06, right=0.87, bottom=0.14, top=0.91, wspace=0.24)
-    figure.legend(*_first_entries(curves), loc="center left", bbox_to_anchor=(0.88, 0.5))
+    figure.subplots_adjust(left=0.07, right=0.84, bottom=0.07, top=0.95, wspace=0.3, hspace=0.3)
+    figure.legend(*_first_entries(curves), loc="center left", bbox_to_anchor=(0.85, 0.5))
+
+
+def draw_deltas(rows: Sequence[Row], axes: Axes) -> None:
+    """Draw Δ % of each arm against residual, in table order from the top, with its interval, which one seed has not."""
+    rows = [row for row in rows if row.delta_percent is not None]
+    for place, row in enumerate(rows):
+        style = _line_style(row.arm)
+        if row.delta_percent_interval is not None:
+            bounds = [row.delta_percent_interval.low, row.delta_percent_interval.high]
+            axes.plot(bounds, [place, place], color=style["color"])
+        axes.plot([row.delta_percent], [place], color=style["color"], marker=style["marker"])
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), labels=[row.arm for row in rows], fontsize=8)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
 
 
 def _draw_curves(comparison: Comparison, rows: Sequence[Row], axes: Axes) -> None:

@@ -15,6 +15,10 @@ class Interval:
     low: float
     high: float
 
+    def scaled(self, factor: float) -> Interval:
+        """Return the interval in another unit, ``factor`` > 0 of which make one of this."""
+        return Interval(factor * self.mean, factor * self.low, factor * self.high)
+
 
 def mean(values: Sequence[float]) -> float:
     """Return the arithmetic mean."""

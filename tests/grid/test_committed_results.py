@@ -45,44 +45,52 @@ no_runs_yet = pytest.mark.skipif(not (RESULTS / "runs").is_dir(), reason="no run
 
 
 @pytest.fixture(scope="module")
-def again(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
-    """All of results/ once more, from its summaries, its notes and the numbers of its analyses alone."""
-    out = tmp_path_factory.mktemp("results")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of results/ once more, from its summaries, its notes and the numbers of its analyses; and README's table."""
+    folder = tmp_path_factory.mktemp("again")
+    out = folder / "results"
+    out.mkdir()
     shutil.copy(RESULTS / "notes.md", out)
+    page = Path(shutil.copy(ROOT / "README.md", folder))
     for numbers in (RESULTS / "analysis").glob("*.json"):
         (out / "analysis").mkdir(exist_ok=True)
         shutil.copy(numbers, out / "analysis")
-    assert results_main([str(RESULTS / "runs"), f"--out={out}", f"--grid={GRID}"]) == 0
-    return _generated(out)
+    assert results_main([str(RESULTS / "runs"), f"--out={out}", f"--grid={GRID}", f"--into={page}"]) == 0
+    return folder
 
 
 @no_runs_yet
-def test_texts_and_tables(again: dict[Path, bytes]) -> None:
-    committed = _generated(RESULTS)
-    assert set(committed) == set(again)
-    assert {str(file) for file in again} >= {
+def test_the_table_in_the_readme(again: Path) -> None:
+    assert (again / "README.md").read_bytes() == (ROOT / "README.md").read_bytes()
+
+
+@no_runs_yet
+def test_texts_and_tables(again: Path) -> None:
+    committed, made = _generated(RESULTS), _generated(again / "results")
+    assert set(committed) == set(made)
+    assert {str(file) for file in made} >= {
         "README.md",
         "table.md",
         "table.csv",
         "table.tex",
         "figures/size_small.png",
     }
-    for file in again:
+    for file in made:
         if file.suffix != ".png":
-            assert committed[file] == again[file], file
+            assert committed[file] == made[file], file
 
 
 @no_runs_yet
-def test_figures(again: dict[Path, bytes]) -> None:
+def test_figures(again: Path) -> None:
     import matplotlib as mpl
 
     drawn_with = re.search(r"^matplotlib==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert drawn_with is not None
     if mpl.__version__ != drawn_with[1]:
         pytest.skip(f"drawn with matplotlib {drawn_with[1]}; {mpl.__version__} draws other pixels")
-    for file in again:
+    for file, picture in _generated(again / "results").items():
         if file.suffix == ".png":
-            assert again[file] == (RESULTS / file).read_bytes(), file
+            assert picture == (RESULTS / file).read_bytes(), file
 
 
 def test_no_run_is_from_a_changed_checkout() -> None:

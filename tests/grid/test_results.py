@@ -211,6 +211,26 @@ def test_the_same_runs_give_the_same_bytes_and_collected_summaries_the_same_tabl
             assert (other / file).read_bytes() == (outs[0] / file).read_bytes(), file
 
 
+def test_a_page_of_ones_own_takes_the_short_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out, page = tmp_path / "runs", tmp_path / "results", tmp_path / "page.md"
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    page.write_text("Before.\n")
+    assert _run(runs, out, f"--into={page}") == 2
+    assert "needs one line '<!-- begin: darlit results -->'" in capsys.readouterr().err
+    assert page.read_text() == "Before.\n"
+    assert not out.exists()
+
+    page.write_text("Before.\n<!-- begin: darlit results -->\nold\n<!-- end: darlit results -->\nAfter.\n")
+    assert _run(runs, out, f"--into={page}") == 0
+    text = page.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("<!-- end: darlit results -->\nAfter.\n")
+    assert "| arm | n | val loss | bits/byte |" in text
+    assert "| residual | 1 | 2.0000 |" in text
+    assert "FLOPs" not in text
+    assert "old" not in text
+
+
 def test_latex_escapes_what_tex_would_read(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "results"
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])

@@ -94,7 +94,8 @@ def _draw_curves(comparison: Comparison, rows: Sequence[Row], axes: Axes) -> Non
         tokens, losses = _common_points(comparison.runs[row.cell])
         centre = [mean(at) for at in losses]
         style = _line_style(row.arm)
-        axes.plot(tokens, centre, label=row.arm, linewidth=1.4, color=style["color"], linestyle=style["linestyle"])
+        # No marker on the curve, only in the legend, which serves the panels of points too.
+        axes.plot(tokens, centre, label=row.arm, linewidth=1.4, markevery=slice(0), **style)
         if len(row.seeds) > 1:
             low, high = [min(at) for at in losses], [max(at) for at in losses]
             axes.fill_between(tokens, low, high, alpha=0.15, linewidth=0, color=style["color"])

@@ -22,12 +22,13 @@ from darlit.grid.report import Section, readme
 from darlit.grid.runs import Run, find_runs, size_order
 from darlit.grid.summary import SummaryError
 from darlit.grid.table import comma_separated, latex, markdown, show
+from darlit.markers import replace_between
 
 
 def main(argv: list[str]) -> int:
     """Run the verb and return 0; runs that cannot become one table raise a one-line :class:`DarlitError`."""
     arguments = _parser().parse_args(argv)
-    return _results(arguments.runs, arguments.out, _asked_seeds(arguments.grid), arguments.figures)
+    return _results(arguments, _asked_seeds(arguments.grid))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,10 +41,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--figures", choices=("none", "png", "svg"), default="png", help="svg writes both kinds (default: png)"
     )
+    parser.add_argument(
+        "--into", type=Path, metavar="PAGE", help=f"write the short tables into this page too, below {_BEGIN}"
+    )
     return parser
 
 
-def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], figures: str) -> int:
+_BEGIN, _END = "<!-- begin: darlit results -->", "<!-- end: darlit results -->"
+
+
+def _results(arguments: argparse.Namespace, asked: dict[str, dict[str, list[int]]]) -> int:
+    runs_dir, out, figures = arguments.runs, arguments.out, arguments.figures
     finished, unfinished = find_runs(runs_dir)
     if asked:
         cells = {cell for of_size in asked.values() for cell in of_size}
@@ -61,6 +69,9 @@ def _results(runs_dir: Path, out: Path, asked: dict[str, dict[str, list[int]]], 
         show(comparison, console)
     if unfinished:
         console.print(f"{len(unfinished)} unfinished: " + ", ".join(map(str, unfinished)), highlight=False)
+    if arguments.into is not None:
+        short = "\n".join(f"Size {one.size}:\n\n{markdown(one, brief=True)}" for one in comparisons)
+        replace_between(arguments.into, _BEGIN, _END, f"\n{short}")
     _write(comparisons, finished, out, figures)
     console.print(
         f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures != "none" else ""), highlight=False

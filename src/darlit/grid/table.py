@@ -23,14 +23,15 @@ class Column:
     brief: bool = False
 
 
-def markdown(comparison: Comparison) -> str:
-    """Return the table of one size as GitHub Markdown, with its notes."""
+def markdown(comparison: Comparison, brief: bool = False) -> str:
+    """Return the table of one size as GitHub Markdown, with its notes; ``brief`` has the terminal's columns."""
+    columns = [column for column in COLUMNS if column.brief or not brief]
     lines = [
-        "| " + " | ".join(column.heading for column in COLUMNS) + " |",
-        "|" + "|".join("---" if column.heading in _LEFT else "--:" for column in COLUMNS) + "|",
+        "| " + " | ".join(column.heading for column in columns) + " |",
+        "|" + "|".join("---" if column.heading in _LEFT else "--:" for column in columns) + "|",
     ]
     for row in comparison.rows:
-        lines.append("| " + " | ".join(column.text(row).replace("|", "\\|") for column in COLUMNS) + " |")
+        lines.append("| " + " | ".join(column.text(row).replace("|", "\\|") for column in columns) + " |")
     found = notes(comparison)
     return "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in found)
 

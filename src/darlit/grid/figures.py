@@ -75,16 +75,16 @@ def _draw_size(comparison: Comparison, figure: Figure) -> None:
 
 def draw_deltas(rows: Sequence[Row], axes: Axes) -> None:
     """Draw Δ % of each arm against residual, in table order from the top, with its interval, which one seed has not."""
-    rows = [row for row in rows if row.delta_percent is not None]
-    for place, row in enumerate(rows):
+    deltas = [(row, row.delta_percent) for row in rows if row.delta_percent is not None]
+    for place, (row, delta) in enumerate(deltas):
         style = _line_style(row.arm)
         if row.delta_percent_interval is not None:
             bounds = [row.delta_percent_interval.low, row.delta_percent_interval.high]
             axes.plot(bounds, [place, place], color=style["color"])
-        axes.plot([row.delta_percent], [place], color=style["color"], marker=style["marker"])
+        axes.plot([delta], [place], color=style["color"], marker=style["marker"])
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), labels=[row.arm for row in rows], fontsize=8)
-    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+    axes.set_yticks(range(len(deltas)), labels=[row.arm for row, _ in deltas], fontsize=8)
+    axes.set_ylim(max(1, len(deltas)) - 0.5, -0.5)
 
 
 def _draw_curves(comparison: Comparison, rows: Sequence[Row], axes: Axes) -> None:

@@ -8,12 +8,18 @@ from darlit.atomic import write_text
 from darlit.errors import DarlitError
 
 
-def replace_between(page: Path, begin: str, end: str, text: str) -> None:
-    """Put ``text`` between the lines ``begin`` and ``end`` of a page.
+def markers(name: str) -> tuple[str, str]:
+    """Return the lines before and after what ``name``, a command, keeps up to date; hidden where a page is shown."""
+    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+
+
+def replace_between(page: Path, name: str, text: str) -> None:
+    """Put ``text`` between the :func:`markers` of a name in a page.
 
     Raises:
         DarlitError: a page that cannot be read, or has not both lines, once and in order.
     """
+    begin, end = markers(name)
     try:
         content = page.read_text(encoding="utf-8")
     except OSError as error:

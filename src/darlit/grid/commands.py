@@ -207,8 +207,7 @@ def _choose(grid: Grid, arguments: argparse.Namespace) -> int:
     if arguments.into is None:
         print(tables, end="")
     else:
-        name = f"darlit grid choose {grid.name}"
-        replace_between(arguments.into, f"<!-- begin: {name} -->", f"<!-- end: {name} -->", f"\n{tables}")
+        replace_between(arguments.into, f"darlit grid choose {grid.name}", f"\n{tables}")
         print(f"written: {arguments.into}")
     return 0
 

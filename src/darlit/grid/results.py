@@ -22,7 +22,9 @@ from darlit.grid.report import Section, readme
 from darlit.grid.runs import Run, find_runs, size_order
 from darlit.grid.summary import SummaryError
 from darlit.grid.table import comma_separated, latex, markdown, show
-from darlit.markers import replace_between
+from darlit.markers import markers, replace_between
+
+_NAME = "darlit results"
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="darlit results", description="Check finished runs for equal budgets and write their table and figures."
+        prog=_NAME, description="Check finished runs for equal budgets and write their table and figures."
     )
     parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where to write (default: results)")
@@ -41,13 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--figures", choices=("none", "png", "svg"), default="png", help="svg writes both kinds (default: png)"
     )
+    between = " and ".join(markers(_NAME))
     parser.add_argument(
-        "--into", type=Path, metavar="PAGE", help=f"write the short tables into this page too, below {_BEGIN}"
+        "--into", type=Path, metavar="PAGE", help=f"write the short tables into this page too, between {between}"
     )
     return parser
-
-
-_BEGIN, _END = "<!-- begin: darlit results -->", "<!-- end: darlit results -->"
 
 
 def _results(arguments: argparse.Namespace, asked: dict[str, dict[str, list[int]]]) -> int:
@@ -71,7 +71,7 @@ def _results(arguments: argparse.Namespace, asked: dict[str, dict[str, list[int]
         console.print(f"{len(unfinished)} unfinished: " + ", ".join(map(str, unfinished)), highlight=False)
     if arguments.into is not None:
         short = "\n".join(f"Size {one.size}:\n\n{markdown(one, brief=True)}" for one in comparisons)
-        replace_between(arguments.into, _BEGIN, _END, f"\n{short}")
+        replace_between(arguments.into, _NAME, f"\n{short}")
     _write(comparisons, finished, out, figures)
     console.print(
         f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures != "none" else ""), highlight=False

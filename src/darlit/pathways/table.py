@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from darlit.errors import DarlitError
-from darlit.markers import replace_between
+from darlit.markers import markers, replace_between
 from darlit.pathways import Pathway, build
 
-BEGIN, END = "<!-- pathways -->", "<!-- /pathways -->"
+NAME = "darlit pathways"
+BEGIN, END = markers(NAME)
 BYTES = 2
 """Of a bfloat16 channel."""
 
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> int:
         raise DarlitError(f"--layers {arguments.layers} is not allowed; at least 2, the blocks are of two layers")
     text = table(arguments.layers, arguments.width)
     if arguments.write:
-        replace_between(arguments.write, BEGIN, END, text)
+        replace_between(arguments.write, NAME, text)
     else:
         print(text)
     return 0

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from darlit import pathways
-from darlit.ops.two_phase import two_phases_pay
-from darlit.pathways.blocks import Blocks
 
 
 @dataclass(frozen=True)

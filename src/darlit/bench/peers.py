@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darlit.bench.arms import Shape
-from darlit.pathways.dual_attention import DualAttention, DualAttentionOptions
+from darlit.pathways.dar import Dar, DarOptions
 
 EPS = 1e-6
 

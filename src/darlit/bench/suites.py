@@ -18,7 +18,6 @@ from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_b
 from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
-from darlit.pathways.blocks import Blocks
 from darlit.pathways.depth_history import DepthHistory, Source
 
 Rows = list[dict[str, Any]]

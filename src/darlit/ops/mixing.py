@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darlit.ops.layout import backend, gate, gate_gradient, rows
+from darlit.ops.dispatch import backend
+from darlit.ops.rows import gate, gate_gradient, rows
 
 
 @torch.library.custom_op("darlit::stream_mix", mutates_args=())

@@ -1,4 +1,4 @@
-"""The oracle: depth reads and stream writes in plain PyTorch, any device, any dtype up to float64.
+"""The oracles: every operator in plain PyTorch, any device, any dtype up to float64.
 
 Shapes: B batch, T token, D width, R reads that a query row serves, S sources of one read.
 Statistics, logits, softmax and gates are computed in float32 (float64 for float64 sources) whatever the
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Return ``x`` in the dtype of statistics: float32, or float64 where it already is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -22,13 +22,13 @@ def wide(x: Tensor) -> Tensor:
 def linear(x_BTD: Tensor, rows_RD: Tensor) -> Tensor:
     """``x @ rows^T``, ``[B, T, R]`` in the dtype of statistics, also where autocast would narrow it."""
     with torch.autocast(x_BTD.device.type, enabled=False):
-        x_BTD = wide(x_BTD)
+        x_BTD = upcast(x_BTD)
         return F.linear(x_BTD, rows_RD.to(x_BTD.dtype))
 
 
 def rms_norm(x_BTD: Tensor, eps: float) -> Tensor:
     """Gain-free RMSNorm over the last dimension, in the dtype of statistics."""
-    x_BTD = wide(x_BTD)
+    x_BTD = upcast(x_BTD)
     return x_BTD * torch.rsqrt(x_BTD.square().mean(-1, keepdim=True) + eps)
 
 
@@ -38,7 +38,7 @@ def depth_logits(source_BTD: Tensor, queries_RD: Tensor, eps: float) -> Tensor:
     AttnRes (arXiv 2603.15031) with a gain-free key norm and no 1/sqrt(D). The norm is applied to the R scalars
     instead of the D channels, so no normalised copy of the source exists.
     """
-    x_BTD = wide(source_BTD)
+    x_BTD = upcast(source_BTD)
     scale_BT1 = torch.rsqrt(x_BTD.square().mean(-1, keepdim=True) + eps)
     return linear(x_BTD, queries_RD) * scale_BT1
 
@@ -64,34 +64,68 @@ def depth_mix(sources: Sequence[Tensor], coefficients: Sequence[Tensor]) -> Tens
     return mixed.to(first.dtype)
 
 
-def transport(streams: tuple[Tensor, Tensor], rho: Tensor) -> tuple[Tensor, Tensor]:
-    """Doubly stochastic exchange ``P^j <- rho P^j + (1 - rho) P^{1-j}`` of DAR (arXiv 2607.18730).
+def depth_read(
+    streams: Sequence[Sequence[Tensor]], logits: Sequence[Tensor], shares: Tensor, value_streams: Sequence[int]
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Oracle of a read: ``x = sum_j share_j h_j``, the spreads ``h_j - h_0``, and the log-sum-exp ``[N, J]``.
 
-    ``rho`` is a scalar or ``[B, T, 1]``. The sum of the streams is carried unchanged, their difference shrinks by
-    ``2 rho - 1``. Written as a step towards the other stream, so that equal streams stay equal to the last bit.
+    Args:
+        streams: per source, its M streams ``[N, D]``.
+        logits: per source, those of this read, ``[N, J]``.
+        shares: ``[J]`` or ``[N, J]``.
+        value_streams: per target, the stream of its values.
     """
-    one, two = streams
-    step = (1 - rho) * (two - one)
-    return (one + step).to(one.dtype), (two - step).to(two.dtype)
+    logits_SNJ = torch.stack(list(logits))
+    weights_SNJ = logits_SNJ.softmax(0)
+    mixes = []
+    for target, stream in enumerate(value_streams):
+        values_SND = torch.stack([source[stream] for source in streams])
+        mixes.append(torch.einsum("sn,snd->nd", weights_SNJ[..., target], values_SND))
+    x_ND = sum(shares[..., target, None] * mix for target, mix in enumerate(mixes))
+    return x_ND, [mix - mixes[0] for mix in mixes[1:]], logits_SNJ.logsumexp(0)  # type: ignore[return-value]
+
+
+def depth_prefetch(
+    streams: Sequence[Sequence[Tensor]], logits: Sequence[Tensor], value_streams: Sequence[int]
+) -> tuple[list[list[Tensor]], Tensor]:
+    """Oracle of a prefetch: per read and target ``h_pj [N, D]``, and the log-sum-exp ``[N, J, P]``.
+
+    ``logits``: per source, those of P reads, ``[N, J, P]``; the rest as in `depth_read`.
+    """
+    logits_SNJP = torch.stack(list(logits))
+    weights_SNJP = logits_SNJP.softmax(0)
+    values = [torch.stack([source[stream] for source in streams]) for stream in value_streams]
+    mixes = [
+        [torch.einsum("sn,snd->nd", weights_SNJP[..., target, read], of) for target, of in enumerate(values)]
+        for read in range(logits_SNJP.shape[-1])
+    ]
+    return mixes, logits_SNJP.logsumexp(0)
 
 
 def stream_write(
-    carried: Sequence[Tensor] | None, output_BTD: Tensor, rho: Tensor | None, beta: Tensor | None
-) -> tuple[Tensor, ...]:
-    """``P^j <- rho P^j + (1 - rho) P^{1-j} + beta^j y``: the streams after a branch's gated output.
+    carried: Sequence[Tensor],
+    output: Tensor | None,
+    rho: Tensor | None,
+    beta: Tensor | None,
+    queries_JRD: Tensor,
+    key_streams: Sequence[int],
+    eps: float,
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Oracle of a write: the streams ``[N, D]`` after it, their logits ``[N, J, R]`` and key norms' scales ``[N, M]``.
 
     Args:
-        carried: the streams before; None: they start empty.
-        output_BTD: y.
-        rho: None (carried as they are), or two streams are exchanged: ``[1]`` or ``[B, T, 1]``.
-        beta: ``[M]`` or ``[B, T, M]`` of M streams; None: one stream takes y as it is.
+        carried: M streams; none: the block is empty.
+        output: None: the streams are ``carried`` as it is.
+        rho: ``[1]`` or ``[N, 1]``, two streams are exchanged; None: they are not.
+        beta: ``[M]`` or ``[N, M]``; None: all ones.
     """
-    if beta is None:
-        added: tuple[Tensor, ...] = (output_BTD,)
-    else:
-        added = tuple((weight.unsqueeze(-1) * output_BTD).to(output_BTD.dtype) for weight in beta.unbind(-1))
-    if carried is None:
-        return added
-    if rho is not None:
-        carried = transport((carried[0], carried[1]), rho)
-    return tuple(p_BTD + y_BTD for p_BTD, y_BTD in zip(carried, added, strict=True))
+    written = list(carried)
+    if written and rho is not None:
+        written = [rho * written[m] + (1 - rho) * written[1 - m] for m in range(2)]
+    if output is not None:
+        count = len(carried) if carried else 1 if beta is None else beta.shape[-1]
+        added = [output if beta is None else beta[..., m, None] * output for m in range(count)]
+        written = [a + b for a, b in zip(written, added, strict=True)] if written else added
+    logits = [depth_logits(written[key], queries_RD, eps) for key, queries_RD in zip(key_streams, queries_JRD, strict=True)]
+    scales = [torch.rsqrt(upcast(x_ND).square().mean(-1) + eps) for x_ND in written]
+    return written, torch.stack(logits, dim=1), torch.stack(scales, dim=-1)

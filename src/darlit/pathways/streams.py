@@ -47,26 +47,26 @@ def recomputed(function: Callable[..., Mixing], *arguments: Any) -> Mixing:
 @dataclass(kw_only=True)
 class StreamsState(PathwayState):
     streams: Streams
-    implementation: str
+    kernels: str
     """What `darlit.ops.dispatch.choose` chose."""
     mixing: Mixing | None = None
     """Of the branch that was read and not yet written."""
 
     def _read(self, branch: int) -> Tensor:
-        mixing = self.pathway.mixing(branch, self.streams, self.implementation)
+        mixing = self.pathway.mixing(branch, self.streams, self.kernels)
         self.mixing = mixing
         if self.probe is not None:
             self.probe.gate("pre", branch, mixing.pre)
             self.probe.gate("post", branch, mixing.post)
             if mixing.res is not None:
                 self.probe.gate("res", branch, mixing.res)
-        if self.implementation != "reference":
-            return operators.stream_mix(list(self.streams), mixing.pre, self.implementation)[0]
+        if self.kernels != "reference":
+            return operators.stream_mix(list(self.streams), mixing.pre, self.kernels)[0]
         return reference.depth_mix(self.streams, mixing.pre.unbind(-1))
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
         assert self.mixing is not None  # the contract has seen to it that read(branch) came first
-        write = _reference_write if self.implementation == "reference" else self._fused_write
+        write = _reference_write if self.kernels == "reference" else self._fused_write
         streams = write(self.streams, output_BTD, self.mixing)
         if self.pathway.ends_layer(branch):
             streams = observe(self.probe, self.pathway.depth(branch), streams)
@@ -78,7 +78,7 @@ class StreamsState(PathwayState):
             identity = torch.eye(len(streams), dtype=post.dtype, device=post.device)
             res = identity.expand(*post.shape, len(streams))
         coefficients = torch.cat([res, post.unsqueeze(-1)], dim=-1).flatten(-2)
-        return tuple(operators.stream_mix([*streams, output_BTD], coefficients, self.implementation))
+        return tuple(operators.stream_mix([*streams, output_BTD], coefficients, self.kernels))
 
     def _finish(self) -> Tensor:
         total_BTD = self.streams[0]
@@ -114,5 +114,5 @@ class WidenedStreams(Pathway):
             probe=probe,
             embedding_BTD=embedding_BTD,
             streams=streams,
-            implementation=self.implementation_for(embedding_BTD, probe),
+            kernels=self.implementation_for(embedding_BTD, probe),
         )

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from darlit.ops import mixing as operators
 from darlit.ops import reference
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
-from darlit.pathways.cost import Cost
+from darlit.pathways.cost import Cost, streams_cost
 from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
 
 SINKHORN_ITERATIONS = 20
@@ -40,7 +40,7 @@ SINKHORN_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
-class ManifoldHyperConnectionsOptions(PathwayOptions):
+class MHCOptions(PathwayOptions):
     """Options of manifold-constrained Hyper-Connections.
 
     Args:
@@ -63,7 +63,7 @@ class ManifoldHyperConnectionsOptions(PathwayOptions):
         check_option("res_logit", self.res_logit, math.isfinite(self.res_logit), "a finite number")
 
 
-class ManifoldHyperConnections(WidenedStreams):
+class MHC(WidenedStreams):
     """n streams. State kept: the n streams.
 
     Parameters per branch: 2 n scalars, 2 n^2 D and two scales; for H_res, where it matters, n^2 + n^3 D and one scale.
@@ -73,11 +73,11 @@ class ManifoldHyperConnections(WidenedStreams):
     title = "Manifold-constrained Hyper-Connections"
     source = "arXiv 2512.24880"
     keeps = "the streams"
-    Options = ManifoldHyperConnectionsOptions
+    Options = MHCOptions
     implementations = ("auto", "reference", "cpu")
 
     def __init__(
-        self, num_branches: int, width: int, options: ManifoldHyperConnectionsOptions, norm_eps: float
+        self, num_branches: int, width: int, options: MHCOptions, norm_eps: float
     ) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         n = options.num_streams
@@ -120,29 +120,25 @@ class ManifoldHyperConnections(WidenedStreams):
 
     def _gates(self, branch: int, logits: Tensor) -> Mixing:
         """Equations of the three matrices, from ``x' phi``, ``[B, T, C]``."""
-        n, slot, wide = self.num_streams, self.res_slot.get(branch), reference.wide
-        pre = wide(self.pre_scale_I[branch]) * logits[..., :n] + wide(self.pre_bias_IN[branch])
-        post = wide(self.post_scale_I[branch]) * logits[..., n : 2 * n] + wide(self.post_bias_IN[branch])
+        n, slot, upcast = self.num_streams, self.res_slot.get(branch), reference.upcast
+        pre = upcast(self.pre_scale_I[branch]) * logits[..., :n] + upcast(self.pre_bias_IN[branch])
+        post = upcast(self.post_scale_I[branch]) * logits[..., n : 2 * n] + upcast(self.post_bias_IN[branch])
         if slot is None:
             return Mixing(pre.sigmoid(), 2 * post.sigmoid(), None)
-        res = wide(self.res_scale_I[slot]) * logits[..., 2 * n :].unflatten(-1, (n, n)) + wide(self.res_bias_INN[slot])
+        res = upcast(self.res_scale_I[slot]) * logits[..., 2 * n :].unflatten(-1, (n, n)) + upcast(self.res_bias_INN[slot])
         return Mixing(pre.sigmoid(), 2 * post.sigmoid(), doubly_stochastic(res))
 
     def cost(self) -> Cost:
         n, exchanges = self.num_streams, len(self.res_slot)
-        logits = 2 * n + 2 * n * 2 * n
-        return Cost(
-            kept=n,
-            # A read takes n streams and gives one vector; a write takes the streams and the output and gives n.
-            moved=self.num_branches * (3 * n + 2) + n + 1,
-            flops=self.num_branches * (2 * n + 2 * n + logits) + exchanges * (2 * n * n + 2 * n * n * n) + n - 1,
+        return streams_cost(
+            self.num_branches, n, 4 * n + 2 * n + 4 * n * n, exchanges * (2 * n * n + 2 * n * n * n)
         )
 
 
 def vector_logits(streams: Streams, rows_CND: Tensor, eps: float) -> Tensor:
     """``RMSNorm(vec(streams)) @ rows^T``, ``[B, T, C]`` in the dtype of statistics, for C rows of N D channels."""
     dots = [reference.linear(x_BTD, rows_CD) for x_BTD, rows_CD in zip(streams, rows_CND.unbind(1), strict=True)]
-    squares = [reference.wide(x_BTD).square().mean(-1, keepdim=True) for x_BTD in streams]
+    squares = [reference.upcast(x_BTD).square().mean(-1, keepdim=True) for x_BTD in streams]
     scale_BT1 = torch.rsqrt(torch.stack(squares).mean(0) + eps)
     return torch.stack(dots).sum(0) * scale_BT1
 
@@ -151,7 +147,7 @@ def doubly_stochastic(logits: Tensor) -> Tensor:
     """The doubly stochastic matrix ``[..., N, N]`` of ``exp(logits)``: in closed form for N = 2, else by Sinkhorn."""
     if logits.shape[-1] != 2:
         return sinkhorn(logits, SINKHORN_ITERATIONS)
-    (a, b), (c, d) = (row.unbind(-1) for row in reference.wide(logits).unbind(-2))
+    (a, b), (c, d) = (row.unbind(-1) for row in reference.upcast(logits).unbind(-2))
     half = (a + d - b - c) / 2
     stay, swap = half.sigmoid(), (-half).sigmoid()
     return torch.stack([torch.stack([stay, swap], -1), torch.stack([swap, stay], -1)], -2)
@@ -162,7 +158,7 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
 
     Computed with logarithms in the dtype of statistics, so that it is finite for logits far apart.
     """
-    log_matrix = reference.wide(logits)
+    log_matrix = reference.upcast(logits)
     for _ in range(iterations):
         log_matrix = log_matrix.log_softmax(-2).log_softmax(-1)
     return log_matrix.exp()

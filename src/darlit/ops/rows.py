@@ -1,17 +1,8 @@
-"""How the operators hand tensors to a backend of kernels: rows of ``[N, D]`` and float32 coefficients."""
+"""Tensors as kernels take them: rows ``[N, D]`` and float32 gates."""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 from torch import Tensor
-
-
-def backend(implementation: str) -> ModuleType:
-    """The module with the kernels: ``cpu`` or ``triton``."""
-    name = {"cpu": "darlit.ops.cpu", "triton": "darlit.ops.triton_kernels"}[implementation]
-    return importlib.import_module(name)
 
 
 def rows(x: Tensor) -> Tensor:

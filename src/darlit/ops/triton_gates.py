@@ -87,9 +87,8 @@ def matrix_backward(
     gradient_TOS = gradient_TOS * last_TOS
     for segment in tl.static_range(SEGMENTS):
         start_TOS = starts[SEGMENTS - 1 - segment]
-        # The first iteration is not one of this loop: the last segment has one fewer.
-        skipped: tl.constexpr = 1 if segment == 0 else 0
-        for back in range(skipped, SEGMENT):
+        # The first iteration is not one of this loop, so the last segment has one fewer.
+        for back in range(1 if segment == 0 else 0, SEGMENT):
             before_TOS = iterated(start_TOS, SEGMENT - 1 - back)
             divided_TOS = divided(before_TOS, 1)
             gradient_TOS = without_sums(gradient_TOS, divided(divided_TOS, 2), 2)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """Projections of normalised streams for a GPU; see `darlit.ops.cpu` for the arguments.
 
-Forward, a program owns `TOKENS` tokens and reads their streams once, for the products and for the norm. Backward, a
-program owns `BACKWARD_BLOCK` channels of one stream and every so many-th block of tokens: the weights and their gradient stay
+Forward, a program owns some tokens and reads their streams once, for the products and for the norm. Backward, a
+program owns some channels of one stream and a share of the tokens: the weights and their gradient stay
 with it, and one pass over the rows gives the gradients of both. The gradients of the weights by programs are then
 added in a fixed order, so a step repeats bit-exactly.
 
@@ -26,8 +26,7 @@ from torch import Tensor
 from darlit.ops.triton_mix import by_address, tile_of
 from darlit.ops.triton_rows import aligned, pointers
 
-TOKENS, BLOCK, WARPS = 64, 64, 4
-BACKWARD_TOKENS, BACKWARD_BLOCK = 32, 128
+WARPS = 8
 PROGRAMS = 528
 """Programs that keep a large GPU busy in the backward pass: four for each of 132 multiprocessors."""
 
@@ -170,7 +169,8 @@ def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, lo
     """See `darlit.ops.cpu.vector_logits`."""
     tokens, width = streams[0].shape
     rows, together, _ = weights_CMD.shape
-    vector_logits_kernel[(triton.cdiv(tokens, TOKENS), len(streams) // together)](
+    tile = logits_tile(rows, streams[0].dtype)
+    vector_logits_kernel[(triton.cdiv(tokens, tile["TOKENS"]), len(streams) // together)](
         *by_address(streams),
         weights_CMD,
         logits,
@@ -184,9 +184,7 @@ def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, lo
         G=len(streams) // together,
         PRECISION=precision(streams[0], narrow="narrow"),
         ALIGNED=aligned(streams),
-        TOKENS=TOKENS,
-        BLOCK=BLOCK,
-        ROWS=padded_rows(rows),
+        **tile,
         num_warps=WARPS,
     )
 
@@ -208,8 +206,9 @@ def vector_logits_backward(
     rows, together, _ = weights_CMD.shape
     groups = len(streams) // together
     tensors = [*streams, *stream_gradients, *arrived, *([] if mixed_gradient is None else [mixed_gradient])]
-    blocks = len(streams) * triton.cdiv(width, BACKWARD_BLOCK)
-    sharing = max(1, min(triton.cdiv(tokens, BACKWARD_TOKENS), PROGRAMS // blocks))
+    tile = backward_tile(rows, streams[0].dtype)
+    blocks = len(streams) * triton.cdiv(width, tile["BLOCK"])
+    sharing = max(1, min(triton.cdiv(tokens, tile["TOKENS"]), PROGRAMS // blocks))
     partial = weights_gradient
     if sharing * groups > 1:
         partial = weights_gradient.new_empty(sharing * groups, *weights_gradient.shape)
@@ -231,18 +230,25 @@ def vector_logits_backward(
         MIXED=mixed_gradient is not None,
         PRECISION=precision(streams[0], narrow="tf32"),
         ALIGNED=aligned(tensors),
-        TOKENS=BACKWARD_TOKENS,
-        BLOCK=BACKWARD_BLOCK,
-        ROWS=padded_rows(rows),
+        **tile,
         num_warps=WARPS,
     )
     if partial is not weights_gradient:
         torch.sum(partial, 0, out=weights_gradient)
 
 
-def padded_rows(rows: int) -> int:
-    """The matrix units take no fewer than 16."""
-    return max(16, triton.next_power_of_2(rows))
+def logits_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
+    """Rows of weights, padded to a power of two of at least 16 for the matrix units; what registers hold beside."""
+    return {"ROWS": max(16, triton.next_power_of_2(rows)), "TOKENS": 64, "BLOCK": 128 // dtype.itemsize}
+
+
+def backward_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
+    padded = logits_tile(rows, dtype)["ROWS"]
+    return {
+        "ROWS": padded,
+        "TOKENS": 32 if padded <= 64 else 16,
+        "BLOCK": 256 // dtype.itemsize if padded <= 32 else 64,
+    }
 
 
 def precision(x: Tensor, narrow: str) -> str:

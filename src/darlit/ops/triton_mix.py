@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,9 +20,6 @@ from torch import Tensor
 from darlit.ops.triton_rows import aligned, pointers, token_stride
 
 TOKENS, WARPS = 4, 4
-VECTOR = 8
-"""Channels that a thread sums on its own."""
-
 VARYING = ["tokens", "strides", "coefficients_row"]
 """Numbers that differ between calls of one model: not worth a compilation each. ``ALIGNED`` says what matters."""
 
@@ -119,9 +117,9 @@ def stream_mix_backward_kernel(
             tl.store(entry_T, tl.sum(sums[s * O + o], axis=1), mask=alive_T)
 
 
-def mix_block(width: int) -> int:
-    """Channels of a program: 16 bytes of a narrow type a thread."""
-    return min(32 * VECTOR, triton.next_power_of_2(width))
+def mix_tile(width: int, dtype: torch.dtype) -> dict[str, int]:
+    """Channels of a block: 16 bytes a thread."""
+    return {"TOKENS": TOKENS, "BLOCK": min(32 * (16 // dtype.itemsize), triton.next_power_of_2(width))}
 
 
 def by_address(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -132,8 +130,8 @@ def by_address(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int
 def stream_mix(sources: Sequence[Tensor], coefficients: Tensor, mixed: Sequence[Tensor]) -> None:
     """See `darlit.ops.cpu.stream_mix`."""
     tokens, width = sources[0].shape
-    tensors, block = [*sources, *mixed], mix_block(width)
-    stream_mix_kernel[(triton.cdiv(tokens, TOKENS), triton.cdiv(width, block))](
+    tensors, tile = [*sources, *mixed], mix_tile(width, sources[0].dtype)
+    stream_mix_kernel[(triton.cdiv(tokens, TOKENS), triton.cdiv(width, tile["BLOCK"]))](
         *by_address(tensors),
         coefficients,
         sources[0],
@@ -143,8 +141,7 @@ def stream_mix(sources: Sequence[Tensor], coefficients: Tensor, mixed: Sequence[
         S=len(sources),
         O=len(mixed),
         ALIGNED=aligned(tensors),
-        TOKENS=TOKENS,
-        BLOCK=block,
+        **tile,
         num_warps=WARPS,
     )
 
@@ -158,7 +155,7 @@ def stream_mix_backward(
 ) -> None:
     """See `darlit.ops.cpu.stream_mix_backward`."""
     tokens, width = sources[0].shape
-    tensors, block = [*gradients, *sources, *source_gradients], mix_block(width)
+    tensors, tile = [*gradients, *sources, *source_gradients], mix_tile(width, sources[0].dtype)
     stream_mix_backward_kernel[(triton.cdiv(tokens, TOKENS),)](
         *by_address(tensors),
         coefficients,
@@ -171,8 +168,7 @@ def stream_mix_backward(
         O=len(gradients),
         GRADIENTS=bool(source_gradients),
         ALIGNED=aligned(tensors),
-        TOKENS=TOKENS,
-        BLOCK=block,
-        VECTOR=min(VECTOR, block),
+        **tile,
+        VECTOR=min(16 // sources[0].dtype.itemsize, tile["BLOCK"]),
         num_warps=WARPS,
     )

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
 """Coefficients of widened streams from their logits, for a GPU; see `darlit.ops.cpu` for the arguments.
 
-A program owns `TOKENS` tokens, with the n x n matrix of each in registers. Sinkhorn's first iteration takes the largest
+A program is one warp and owns a few tokens, with the n x n matrix of each in registers. Sinkhorn's first iteration takes the largest
 logits out before it exponentiates, so logits far apart stay finite; after it every column and every row has an entry
 of at least 1 / n^2, and the others divide plainly. Nothing is kept for the backward pass but the logits: it computes
 the matrices again, from the start of every `SEGMENT` of iterations, because registers do not hold all of them.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from darlit.ops.reference import SINKHORN_ITERATIONS
 
-TOKENS, WARPS = 16, 1
+WARPS = 1
 SEGMENTS = 4
 SEGMENT = SINKHORN_ITERATIONS // SEGMENTS
 VARYING = ["tokens"]
@@ -239,13 +239,14 @@ def stream_gates_backward_kernel(
 def stream_gates(logits: Tensor, parameters: Tensor, family: str, pre_NM: Tensor, write: Tensor) -> None:
     """See `darlit.ops.cpu.stream_gates`."""
     tokens, streams = pre_NM.shape
-    stream_gates_kernel[(triton.cdiv(tokens, TOKENS),)](
+    fixed = constants(logits, family, streams)
+    stream_gates_kernel[(triton.cdiv(tokens, fixed["TOKENS"]),)](
         logits,
         parameters,
         pre_NM,
         write,
         tokens,
-        **constants(logits, family, streams),
+        **fixed,
         ITERATIONS=SINKHORN_ITERATIONS,
         num_warps=WARPS,
     )
@@ -262,7 +263,8 @@ def stream_gates_backward(
 ) -> None:
     """See `darlit.ops.cpu.stream_gates_backward`."""
     tokens, streams = pre_gradient.shape
-    programs = triton.cdiv(tokens, TOKENS)
+    fixed = constants(logits, family, streams)
+    programs = triton.cdiv(tokens, fixed["TOKENS"])
     partial = parameters_gradient
     if programs > 1:
         partial = parameters_gradient.new_empty(programs, len(parameters))
@@ -274,7 +276,7 @@ def stream_gates_backward(
         logits_gradient,
         partial,
         tokens,
-        **constants(logits, family, streams),
+        **fixed,
         SEGMENTS=SEGMENTS,
         SEGMENT=SEGMENT,
         num_warps=WARPS,
@@ -285,12 +287,12 @@ def stream_gates_backward(
 
 def constants(logits: Tensor, family: str, streams: int) -> dict[str, Any]:
     """What the kernels are compiled for: n, the logits of a token, and which gates there are."""
-    per_token = logits.shape[-1]
+    per_token, padded = logits.shape[-1], triton.next_power_of_2(streams)
     return {
         "N": streams,
         "C": per_token,
         "HC": family == "hc",
         "RES": family == "hc" or per_token > 2 * streams,
-        "TOKENS": TOKENS,
-        "PADDED": triton.next_power_of_2(streams),
+        "TOKENS": max(1, min(32, 256 // padded**2)),
+        "PADDED": padded,
     }

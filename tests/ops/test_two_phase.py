@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from darlit.ops.layout import backend
+from darlit.ops.two_phase import depth_mixes, two_phases_pay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -16,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from darlit import pathways
 from darlit.bench.measure import saved_bytes
 from darlit.ops import two_phase
-from darlit.ops.layout import backend
-from darlit.ops.two_phase import depth_mixes, two_phases_pay
 from ops import drawn_cases
 from ops.drawn_cases import INTERPRETED, NARROW
 from pathways.cases import token_batch, transformer

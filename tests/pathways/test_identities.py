@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from darlit.ops.reference import doubly_stochastic, sinkhorn
 from darlit.pathways.history import transport
-from darlit.pathways.mhc import doubly_stochastic, sinkhorn
 from pathways.cases import BRANCHES, WIDTH, drive, make, plain_branches, randn
 
 NEVER = 1e3
@@ -68,7 +68,7 @@ def test_mhc_with_two_streams_exchanges_as_dar_does():
         pathway.res_bias_INN[0].copy_(randn(2, 2, seed=9))
     (a, b), (c, d) = pathway.res_bias_INN[0]
     streams = (randn(2, 5, WIDTH, seed=4), randn(2, 5, WIDTH, seed=5))
-    res = pathway.mixing(1, streams, "reference").res
+    res = pathway.mixing(1, streams).res
     carried = transport(streams, torch.sigmoid((a + d - b - c) / 2))
     for o, wanted in enumerate(carried):
         got = sum(res[..., o, i, None] * streams[i] for i in (0, 1))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from darlit.ops.cpu_build import library
+from darlit.ops.reference import SINKHORN_ITERATIONS
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ELEMENTS_PER_THREAD = 1 << 14
@@ -30,9 +31,11 @@ ARGUMENTS = {
     "stream_mix": "ili ii p pl p i",
     "stream_mix_backward": "ili ii pp pl pp i",
     "vector_logits": "ili ii pp f pp i",
-    "vector_logits_backward": "ili ii ppp pp pp i",
+    "vector_logits_backward": "ili ii ppp pp pp p pl p i i",
+    "stream_gates": "l iiii pppp i",
+    "stream_gates_backward": "l iiii pppppp i",
 }
-"""Kinds of the arguments of every C function; each begins with element type, N and D."""
+"""Kinds of the arguments of every C function; most begin with element type, N and D."""
 
 
 def supports(device_type: str, dtype: torch.dtype) -> bool:
@@ -222,10 +225,11 @@ def stream_write_backward(
         queries_gradient: laid out like the queries; None: not wanted.
     """
     addresses, first, count = incoming
+    starts = [ctypes.addressof(x) for x in (addresses.reads, addresses.rows, addresses.scalars)]
+    reads, gradients, scalars = (start + size * first for start, size in zip(starts, (4, 16, 8), strict=True))
     _function("stream_write_backward")(
         *_head(written[0]), scale_NM.shape[1], *logits_NJR.shape[1:], key_streams, value_streams, _rows(written),
-        logits_NJR.data_ptr(), scale_NM.data_ptr(), _rows(arrived), count, ctypes.addressof(addresses.reads) + 4 * first,
-        first_read, ctypes.addressof(addresses.rows) + 16 * first, ctypes.addressof(addresses.scalars) + 8 * first,
+        logits_NJR.data_ptr(), scale_NM.data_ptr(), _rows(arrived), count, reads, first_read, gradients, scalars,
         _rows(carried), _rows([output]), _pointer(rho), _token_stride(rho), _pointer(beta), _token_stride(beta),
         queries_JRD.data_ptr(), queries_JRD.stride(0), _rows(carried_gradients), _rows([output_gradient]),
         _pointer(gates_gradient), _pointer(queries_gradient), _threads(written[0]),
@@ -254,7 +258,10 @@ def stream_mix_backward(
     source_gradients: Sequence[Tensor],
     coefficients_gradient: Tensor,
 ) -> None:
-    """Fill the gradients; that of the coefficients is ``[N, O S]`` whether tokens share them or not."""
+    """Fill the gradients; that of the coefficients is ``[N, O S]`` whether tokens share them or not.
+
+    No ``source_gradients``: that of the coefficients alone.
+    """
     _call(
         "darlit_stream_mix_backward",
         *_shape(sources[0]),
@@ -270,46 +277,114 @@ def stream_mix_backward(
     )
 
 
-def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, logits: Tensor, scale_N: Tensor) -> None:
-    """Fill the logits, C a token, and the scales."""
-    _call(
-        "darlit_vector_logits",
-        *_shape(streams[0]),
-        c_int(len(streams)),
-        c_int(len(weights_CMD)),
-        _rows(streams),
-        _address(weights_CMD),
-        c_float(eps),
-        _address(logits),
-        _address(scale_N),
-        c_int(torch.get_num_threads()),
-    )
+def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, logits: Tensor, scale: Tensor) -> None:
+    """Fill the logits ``[G, N, C]`` and the scales ``[G, N]`` of G groups of M streams, each with its own norm."""
+    for group, first in enumerate(range(0, len(streams), weights_CMD.shape[1])):
+        _call(
+            "darlit_vector_logits",
+            *_shape(streams[0]),
+            c_int(weights_CMD.shape[1]),
+            c_int(len(weights_CMD)),
+            _rows(streams[first : first + weights_CMD.shape[1]]),
+            _address(weights_CMD),
+            c_float(eps),
+            _group(logits, group, streams),
+            _group(scale, group, streams, of_token=1),
+            c_int(torch.get_num_threads()),
+        )
 
 
 def vector_logits_backward(
     gradient: Tensor,
     logits: Tensor,
-    scale_N: Tensor,
+    scale: Tensor,
     streams: Sequence[Tensor],
     weights_CMD: Tensor,
     stream_gradients: Sequence[Tensor],
     weights_gradient: Tensor,
+    arrived: Sequence[Tensor] = (),
+    coefficients: Tensor | None = None,
+    mixed_gradient: Tensor | None = None,
 ) -> None:
-    """Fill the streams' gradients and add to that of the weights."""
+    """Fill the gradients of streams and weights.
+
+    Gradients of the streams from elsewhere are added in the same pass: ``arrived``, one a stream, and ``coefficients``
+    ``[N, G M]`` times ``mixed_gradient``, that of a mixture of the streams. ``stream_gradients`` may be ``arrived``.
+    """
+    together = weights_CMD.shape[1]
+    for group, first in enumerate(range(0, len(streams), together)):
+        _call(
+            "darlit_vector_logits_backward",
+            *_shape(streams[0]),
+            c_int(together),
+            c_int(len(weights_CMD)),
+            _group(gradient, group, streams),
+            _group(logits, group, streams),
+            _group(scale, group, streams, of_token=1),
+            _rows(streams[first : first + together]),
+            _address(weights_CMD),
+            _rows(stream_gradients[first : first + together]),
+            _address(weights_gradient),
+            _rows(arrived[first : first + together]),
+            c_void_p(None if coefficients is None else coefficients.data_ptr() + 4 * first),
+            c_int64(len(streams)),
+            _rows([mixed_gradient]),
+            c_int(group),
+            c_int(torch.get_num_threads()),
+        )
+
+
+def stream_gates(logits: Tensor, parameters: Tensor, family: str, pre_NM: Tensor, write: Tensor) -> None:
+    """Fill the coefficients ``pre [N, n]`` and ``write [N, n (n + 1)]``; see `darlit.ops.reference.stream_gates`."""
     _call(
-        "darlit_vector_logits_backward",
-        *_shape(streams[0]),
-        c_int(len(streams)),
-        c_int(len(weights_CMD)),
-        _address(gradient),
+        "darlit_stream_gates",
+        *_gates_shape(pre_NM, logits, family),
         _address(logits),
-        _address(scale_N),
-        _rows(streams),
-        _address(weights_CMD),
-        _rows(stream_gradients),
-        _address(weights_gradient),
+        _address(parameters),
+        _address(pre_NM),
+        _address(write),
         c_int(torch.get_num_threads()),
     )
+
+
+def stream_gates_backward(
+    pre_gradient: Tensor,
+    write_gradient: Tensor,
+    logits: Tensor,
+    parameters: Tensor,
+    family: str,
+    logits_gradient: Tensor,
+    parameters_gradient: Tensor,
+) -> None:
+    """Fill the gradients of logits and parameters; the coefficients are computed again."""
+    _call(
+        "darlit_stream_gates_backward",
+        *_gates_shape(pre_gradient, logits, family),
+        _address(pre_gradient),
+        _address(write_gradient),
+        _address(logits),
+        _address(parameters),
+        _address(logits_gradient),
+        _address(parameters_gradient),
+        c_int(torch.get_num_threads()),
+    )
+
+
+def _gates_shape(pre_NM: Tensor, logits: Tensor, family: str) -> tuple[c_int64, c_int, c_int, c_int, c_int]:
+    tokens, streams = pre_NM.shape
+    return (
+        c_int64(tokens),
+        c_int(streams),
+        c_int(logits.shape[-1]),
+        c_int(family == "hc"),
+        c_int(SINKHORN_ITERATIONS),
+    )
+
+
+def _group(table: Tensor, group: int, streams: Sequence[Tensor], of_token: int | None = None) -> c_void_p:
+    """Address of one group's part of ``[G, N, C]``, or of ``[G, N]`` with one number a token."""
+    numbers = len(streams[0]) * (table.shape[-1] if of_token is None else of_token)
+    return c_void_p(table.data_ptr() + 4 * group * numbers)
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp", "streams.cpp")]
+SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp", "gates.cpp", "streams.cpp")]
 HEADERS = [Path(__file__).with_name("rows.h")]
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
 

@@ -227,7 +227,9 @@ class Pass:
         return found
 
 
-SECOND_ORDER = "the fused pathway operators have no second derivatives (create_graph=True): choose implementation=reference"
+SECOND_ORDER = (
+    "the fused pathway operators have no second derivatives (create_graph=True): choose implementation=reference"
+)
 
 
 class _Queries(Function):
@@ -485,15 +487,14 @@ def prefetch(call: Pass, table: SourceTable, count: int, reads: range) -> Prefet
     """
     mixes = [call.empty() for _ in range(len(reads) * call.targets)]
     lse_NJP = call.floats(call.tokens, call.targets, len(reads))
+    mixes_ND = [x.view(-1, call.width) for x in mixes]
     call.backend.depth_prefetch(
-        table.addresses, count, reads, call.streams, call.value_streams, [x.view(-1, call.width) for x in mixes], lse_NJP
+        table.addresses, count, reads, call.streams, call.value_streams, mixes_ND, lse_NJP
     )
     sources = []
     for index in range(len(reads)):
         source = Source((), reads.start, -1, -1)
-        source.rows = tuple(
-            x.view(-1, call.width) for x in mixes[index * call.targets : (index + 1) * call.targets]
-        )
+        source.rows = tuple(mixes_ND[index * call.targets : (index + 1) * call.targets])
         source.logits = lse_NJP
         source.addresses = call.backend.SourceAddresses(1, call.targets, call.like)
         source.addresses.put(0, source)

@@ -17,9 +17,25 @@ import torch
 
 from darlit.ops.triton_backward import depth_read_backward, stream_write_backward
 from darlit.ops.triton_forward import depth_read, stream_write
+from darlit.ops.triton_gates import stream_gates, stream_gates_backward
+from darlit.ops.triton_logits import vector_logits, vector_logits_backward
+from darlit.ops.triton_mix import stream_mix, stream_mix_backward
 from darlit.ops.triton_two_phase import depth_mixes
 
-__all__ = ["depth_mixes", "depth_read", "depth_read_backward", "stream_write", "stream_write_backward", "supports"]
+__all__ = [
+    "depth_mixes",
+    "depth_read",
+    "depth_read_backward",
+    "stream_gates",
+    "stream_gates_backward",
+    "stream_mix",
+    "stream_mix_backward",
+    "stream_write",
+    "stream_write_backward",
+    "supports",
+    "vector_logits",
+    "vector_logits_backward",
+]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

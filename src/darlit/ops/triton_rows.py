@@ -20,11 +20,12 @@ MAX_WIDTH = 8192
 
 @triton.jit
 def pointers(address, stride, token_T, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointers ``[TOKENS]``; aligned ones may be loaded and stored 16 bytes at a time."""
-    base = address.to(tl.pointer_type(dtype))
-    if ALIGNED:
-        base = tl.multiple_of(base, 16)
-        stride = stride // 16 * 16  # a hint on an argument would not survive inlining
+    """Pointers ``[TOKENS]`` from an address or a pointer; aligned ones may be loaded and stored 16 bytes at a time."""
+    if ALIGNED:  # in arithmetic where it is an argument, whose hint would not survive inlining
+        base = tl.multiple_of((address.to(tl.int64) // 16 * 16).to(tl.pointer_type(dtype)), 16)
+        stride = stride // 16 * 16
+    else:
+        base = address.to(tl.pointer_type(dtype))
     return base + token_T.to(tl.int64) * stride
 
 

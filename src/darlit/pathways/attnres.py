@@ -158,6 +158,4 @@ class AttnRes(Pathway):
         targets = self.options.num_queries
         dtype = torch.promote_types(embedding_BTD.dtype, torch.float32)
         shares = torch.full((targets,), 1 / targets, dtype=dtype, device=embedding_BTD.device)
-        return AttnResState(
-            pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history, shares=shares
-        )
+        return AttnResState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history, shares=shares)

@@ -27,9 +27,10 @@ from torch import nn
 
 from darlit.errors import DarlitError
 from darlit.ops import reference
+from darlit.ops.dispatch import IMPLEMENTATIONS
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
 from darlit.pathways.cost import Cost, streams_cost
-from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
+from darlit.pathways.streams import KernelGates, Mixing, WidenedStreams
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class HC(WidenedStreams):
     source = "arXiv 2409.19606"
     keeps = "the streams"
     Options = HCOptions
-    implementations = ("auto", "reference", "cpu")
+    implementations = IMPLEMENTATIONS
 
     def __init__(self, num_branches: int, width: int, options: HCOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
@@ -95,11 +96,7 @@ class HC(WidenedStreams):
                 self.alpha_scale_I.fill_(self.options.dynamic_scale)
                 self.beta_scale_I.fill_(self.options.dynamic_scale)
 
-    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
-        del implementation
-        return recomputed(self._mixing, branch, streams)
-
-    def _mixing(self, branch: int, streams: Streams) -> Mixing:
+    def mixing(self, branch: int, streams: Streams) -> Mixing:
         pre, post, res = (reference.upcast(table[branch]) for table in (self.pre_IN, self.post_IN, self.res_INN))
         if self.dynamic:
             alpha, beta = (reference.upcast(scale[branch]) for scale in (self.alpha_scale_I, self.beta_scale_I))
@@ -112,6 +109,15 @@ class HC(WidenedStreams):
             res = res + alpha * parts_BTNC[..., 2:]
         # A_r is stored as in the paper, row: the stream it comes from. `Mixing.res` has the stream written first.
         return Mixing(pre, post, res.transpose(-2, -1))
+
+    def kernel_gates(self) -> KernelGates:
+        res_INN = self.res_INN.transpose(1, 2)
+        if not self.dynamic:
+            write_INC = torch.cat([res_INN, self.post_IN.unsqueeze(-1)], dim=-1)
+            return KernelGates("hc", [], torch.cat([self.pre_IN, write_INC.flatten(1)], dim=1).unbind(0))
+        scales = (self.alpha_scale_I[:, None], self.beta_scale_I[:, None])
+        parameters = torch.cat([self.pre_IN, self.post_IN, res_INN.flatten(1), *scales], dim=1).unbind(0)
+        return KernelGates("hc", list(self.projection_ICD.unsqueeze(2).unbind(0)), parameters)
 
     def cost(self) -> Cost:
         n = self.num_streams

@@ -106,7 +106,7 @@ class Entry:
     first_read: int
     """The read that the first column of the logits belongs to."""
     logits: Streams
-    """Per target ``[B, T, reads]``. A query does not depend on the input, so those of all reads are computed at once."""
+    """Per target ``[B, T, reads]``: queries do not depend on the input, so the logits of all reads come at once."""
 
 
 @dataclass
@@ -208,9 +208,7 @@ def transport(streams: Streams, rho: Tensor) -> Streams:
     return (one + step_BTD).to(one.dtype), (two - step_BTD).to(two.dtype)
 
 
-def start_history(
-    pathway: Pathway, layout: Layout, queries_JRD: Tensor, streams: Streams, probe: Probe | None
-) -> Any:
+def start_history(pathway: Pathway, layout: Layout, queries_JRD: Tensor, streams: Streams, probe: Probe | None) -> Any:
     """A history that begins with the embedding's streams, of the implementation that serves them."""
     implementation = pathway.implementation_for(streams[0], probe)
     if implementation == "reference":

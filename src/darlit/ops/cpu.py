@@ -61,7 +61,7 @@ class SourceAddresses:
         """Write down a source: its ``rows``, ``logits`` ``[N, J, R]`` and ``first_read``."""
         at = 2 * self.streams * slot
         for x in source.rows:
-            self.rows[at], self.rows[at + 1] = x.data_ptr(), x.stride(0)
+            self.rows[at], self.rows[at + 1] = x.data_ptr(), x.stride(-2)
             at += 2
         logits, at = source.logits, 3 * slot
         self.logits[at] = logits.data_ptr() - 4 * source.first_read
@@ -93,7 +93,7 @@ class IncomingAddresses:
             for to, kept in zip((self.reads, self.rows, self.scalars), old, strict=True):
                 ctypes.memmove(to, kept, ctypes.sizeof(kept))
         self.reads[index] = read
-        self.rows[2 * index], self.rows[2 * index + 1] = gradient_ND.data_ptr(), gradient_ND.stride(0)
+        self.rows[2 * index], self.rows[2 * index + 1] = gradient_ND.data_ptr(), gradient_ND.stride(-2)
         self.scalars[index] = scalars_N3J.data_ptr()
 
 
@@ -404,7 +404,8 @@ def _function(name: str) -> Any:
 
 def _head(x_ND: Tensor) -> tuple[int, int, int]:
     """How every kernel begins: element type, N, D."""
-    return DTYPES[x_ND.dtype], *x_ND.shape  # type: ignore[return-value]
+    width = x_ND.shape[-1]
+    return DTYPES[x_ND.dtype], x_ND.numel() // width, width
 
 
 def _threads(x_ND: Tensor) -> int:
@@ -429,7 +430,7 @@ def _rows(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_int64] | None:
     """Row address and distance of ``[N, D]`` tensors whose last dimension is contiguous; no tensors: a null pointer."""
     if not tensors:
         return None
-    numbers = [number for x in tensors for number in ((0, 0) if x is None else (x.data_ptr(), x.stride(0)))]
+    numbers = [number for x in tensors for number in ((0, 0) if x is None else (x.data_ptr(), x.stride(-2)))]
     return (c_int64 * len(numbers))(*numbers)
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd import Function, Variable
 
 from darlit.errors import DarlitError
-from darlit.ops.rows import gate, gate_gradient, rows
+from darlit.ops.rows import dense, gate, gate_gradient
 
 Streams = tuple[Tensor, ...]
 SPREAD_MARGIN = 2
@@ -182,7 +182,8 @@ class Pass:
         self.key_streams, self.value_streams = backend.numbers(key_streams), backend.numbers(value_streams)
         self.values, self.targets = len(set(value_streams)), len(value_streams)
         self.streams, self.eps, self.backend = streams, eps, backend
-        self.like = like.detach()
+        self.like = like.detach() if like.is_contiguous() else like.detach().contiguous()
+        self._float = torch.empty(0, device=like.device)
         self.width = like.shape[-1]
         self.tokens = like.numel() // self.width
         self.idents = itertools.count()
@@ -191,11 +192,10 @@ class Pass:
 
     def empty(self) -> Tensor:
         """A tensor of the streams' shape, contiguous."""
-        like = self.like
-        return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return torch.empty_like(self.like)
 
     def floats(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.like.device)
+        return self._float.new_empty(shape)
 
     def queries_of(self, source: Source) -> Tensor:
         """The queries ``[J, R, D]`` of the reads that see this source; a view."""
@@ -254,7 +254,7 @@ class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, edge: Tensor, first: Tensor, second: Tensor | None, call: Pass, source: Source) -> Tensor:
         if not source.rows:
-            source.rows = tuple(rows(x) for x in (first, second) if x is not None)
+            source.rows = tuple(dense(x) for x in (first, second) if x is not None)
             call.backend.stream_write(
                 source.rows, None, None, None, call.queries_of(source), call.key_streams, call.eps, (), source.logits,
                 source.scale,
@@ -274,7 +274,7 @@ class _Enter(Function):
             return None, None, None, None, None
         given = (first,) if second is None else (first, second)
         results = tuple(call.empty() for _ in given)
-        _write_backward(ctx, gradients, incoming, tuple(map(rows, given)), logits, scale, (), given, None, results)
+        _write_backward(ctx, gradients, incoming, tuple(map(dense, given)), logits, scale, (), given, None, results)
         return None, results[0], None if second is None else results[1], None, None
 
 
@@ -295,9 +295,9 @@ class _Write(Function):
     ) -> tuple[Tensor, ...]:
         carried = tuple(x for x in (first, second) if x is not None)
         written = tuple(call.empty() for _ in range(call.streams))
-        source.rows = tuple(x.view(-1, call.width) for x in written)
+        source.rows = written
         call.backend.stream_write(
-            tuple(map(rows, carried)), rows(output), gate(rho), gate(beta), call.queries_of(source), call.key_streams,
+            tuple(map(dense, carried)), dense(output), gate(rho), gate(beta), call.queries_of(source), call.key_streams,
             call.eps, source.rows, source.logits, source.scale,
         )  # fmt: skip
         # What starts a block is beta times the output: the output itself need not be kept.
@@ -320,8 +320,8 @@ class _Write(Function):
         results, output_gradient = tuple(call.empty() for _ in carried), call.empty()
         gates_NG = call.floats(call.tokens, call.streams + 1)
         _write_backward(
-            ctx, gradients, incoming, tuple(x.view(-1, call.width) for x in written), logits, scale,
-            tuple(None if x is None else rows(x) for x in arrived) if any(x is not None for x in arrived) else (),
+            ctx, gradients, incoming, written, logits, scale,
+            tuple(None if x is None else dense(x) for x in arrived) if any(x is not None for x in arrived) else (),
             carried, output, results, output_gradient, rho, beta, gates_NG,
         )  # fmt: skip
         summed_G = gates_NG.sum(0) if rho is None or beta is None or rho.dim() == beta.dim() == 1 else None
@@ -365,10 +365,10 @@ def _write_backward(
             gradients.queries = torch.zeros_like(call.queries_JRD)
         queries_gradient = gradients.queries[:, part]
     call.backend.stream_write_backward(
-        written, logits, scale, arrived, incoming, ctx.reads, tuple(map(rows, carried)),
-        None if output is None else rows(output), gate(rho), gate(beta), call.queries_JRD[:, part], call.key_streams,
-        call.value_streams, tuple(x.view(-1, call.width) for x in carried_gradients),
-        None if output_gradient is None else output_gradient.view(-1, call.width), gates_NG, queries_gradient,
+        written, logits, scale, arrived, incoming, ctx.reads, tuple(map(dense, carried)),
+        None if output is None else dense(output), gate(rho), gate(beta), call.queries_JRD[:, part], call.key_streams,
+        call.value_streams, carried_gradients,
+        None if output_gradient is None else output_gradient, gates_NG, queries_gradient,
     )  # fmt: skip
 
 
@@ -396,7 +396,7 @@ class _Read(Function):
         addresses, mixed = (table.addresses, count) if prefetched is None else (prefetched.addresses, 1)
         call.backend.depth_read(
             addresses, mixed, prefetched is not None, partial, read, call.streams, gates, call.value_streams,
-            out.view(-1, call.width), tuple(x.view(-1, call.width) for x in spreads), lse_NJ,
+            out, spreads, lse_NJ,
         )  # fmt: skip
         from_output = len(spreads) == call.targets - 1
         ctx.seen = ()
@@ -425,9 +425,9 @@ class _Read(Function):
             source = Source((), first_read, -1, -1)
             *source.rows, source.logits = kept[step * index : step * (index + 1)]  # type: ignore[misc]
             seen.append(source)
-        gradient_ND, scalars_N3J = rows(gradient), call.floats(call.tokens, 3 * call.targets)
+        gradient_ND, scalars_N3J = dense(gradient), call.floats(call.tokens, 3 * call.targets)
         call.backend.depth_read_backward(
-            gradient_ND, None if seen else rows(kept[0]), () if seen else tuple(map(rows, kept[1:])), seen, ctx.read,
+            gradient_ND, None if seen else dense(kept[0]), () if seen else tuple(map(dense, kept[1:])), seen, ctx.read,
             lse_NJ, gate(shares), call.value_streams, scalars_N3J,
         )  # fmt: skip
         gradients.record(ctx.read, gradient_ND, scalars_N3J, *ctx.saw)
@@ -487,14 +487,13 @@ def prefetch(call: Pass, table: SourceTable, count: int, reads: range) -> Prefet
     """
     mixes = [call.empty() for _ in range(len(reads) * call.targets)]
     lse_NJP = call.floats(call.tokens, call.targets, len(reads))
-    mixes_ND = [x.view(-1, call.width) for x in mixes]
     call.backend.depth_prefetch(
-        table.addresses, count, reads, call.streams, call.value_streams, mixes_ND, lse_NJP
+        table.addresses, count, reads, call.streams, call.value_streams, mixes, lse_NJP
     )
     sources = []
     for index in range(len(reads)):
         source = Source((), reads.start, -1, -1)
-        source.rows = tuple(mixes_ND[index * call.targets : (index + 1) * call.targets])
+        source.rows = tuple(mixes[index * call.targets : (index + 1) * call.targets])
         source.logits = lse_NJP
         source.addresses = call.backend.SourceAddresses(1, call.targets, call.like)
         source.addresses.put(0, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -11,10 +12,15 @@ def rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def dense(x: Tensor) -> Tensor:
+    """``x`` where it is contiguous, else its `rows`: a kernel needs an address and the distance of rows, ``stride(-2)``."""
+    return x if x.is_contiguous() else rows(x)
+
+
 def gate(values: Tensor | None) -> Tensor | None:
     """``[G]`` for all tokens, or ``[N, G]`` from ``[B, T, G]``; in float32 and contiguous."""
-    if values is None:
-        return None
+    if values is None or (values.dim() == 1 and values.dtype == torch.float32 and values.is_contiguous()):
+        return values
     return (values if values.dim() == 1 else values.reshape(-1, values.shape[-1])).float().contiguous()
 
 

@@ -161,7 +161,7 @@ class Pass:
     """One forward pass: what all its calls share.
 
     Args:
-        queries_JRD: float32; R reads from ``first_choice`` on.
+        queries_JRD: R reads from ``first_choice`` on.
         like: a tensor ``[..., D]`` of the streams' shape and dtype.
         backend: a module of kernels, see `darlit.ops.cpu`.
     """
@@ -177,7 +177,7 @@ class Pass:
         like: Tensor,
         backend: Any,
     ) -> None:
-        self.queries_JRD = queries_JRD.detach().contiguous()
+        self.queries_JRD = queries_JRD.detach().float().contiguous()
         self.first_choice, self.num_reads = first_choice, queries_JRD.shape[1]
         self.key_streams, self.value_streams = backend.numbers(key_streams), backend.numbers(value_streams)
         self.values, self.targets = len(set(value_streams)), len(value_streams)
@@ -187,7 +187,7 @@ class Pass:
         self.width = like.shape[-1]
         self.tokens = like.numel() // self.width
         self.idents = itertools.count()
-        self._version = self.queries_JRD._version
+        self._given, self._version = queries_JRD.detach(), queries_JRD._version
         self._tasks: dict[int, Gradients] = {}
 
     def empty(self) -> Tensor:
@@ -217,7 +217,7 @@ class Pass:
         """
         if torch.is_grad_enabled():
             raise DarlitError(SECOND_ORDER)
-        if self.queries_JRD._version != self._version:
+        if self._given._version != self._version:
             raise RuntimeError("a pathway's queries were changed in place between its forward and backward pass")
         task = torch._C._current_graph_task_id()
         found = self._tasks.get(task)
@@ -228,7 +228,7 @@ class Pass:
 
 
 SECOND_ORDER = (
-    "the fused pathway operators have no second derivatives (create_graph=True): choose implementation=reference"
+    "the fused pathway operators have no second derivatives (create_graph=True): choose implementation='reference'"
 )
 
 
@@ -237,7 +237,7 @@ class _Queries(Function):
 
     @staticmethod
     def forward(ctx: Any, edge: Tensor, queries: Tensor, call: Pass) -> Tensor:
-        ctx.call = call
+        ctx.call, ctx.dtype = call, queries.dtype
         ctx.set_materialize_grads(False)
         return edge
 
@@ -245,7 +245,7 @@ class _Queries(Function):
     def backward(ctx: Any, _: Tensor) -> Any:
         gradients = ctx.call.gradients()
         total, gradients.queries = gradients.queries, None
-        return None, total, None
+        return None, None if total is None else total.to(ctx.dtype), None
 
 
 class _Enter(Function):

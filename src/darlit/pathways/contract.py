@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ BRANCHES_PER_LAYER = 2
 """A Transformer layer is an attention branch, then a feed-forward branch."""
 
 StateT = TypeVar("StateT", bound="PathwayState")
+ValueT = TypeVar("ValueT")
 Streams = tuple[Tensor, ...]
 """The states of all streams at one depth, each ``[B, T, D]``; one stream: a tuple of one."""
 DEFINED: dict[str, type[Pathway]] = {}
@@ -62,6 +64,18 @@ def observe(probe: Probe | None, depth: int, streams: Streams) -> Streams:
     if probe is None:
         return streams
     return tuple(probe.source(depth, stream, value_BTD) for stream, value_BTD in enumerate(streams))
+
+
+class OncePerPass(Generic[ValueT]):
+    """What all branches' gates have in common, made once; and again where gradients are enabled only after the start."""
+
+    def __init__(self, make: Callable[[], ValueT]) -> None:
+        self.make, self.trained, self.value = make, torch.is_grad_enabled(), make()
+
+    def get(self) -> ValueT:
+        if not self.trained and torch.is_grad_enabled():
+            self.trained, self.value = True, self.make()
+        return self.value
 
 
 @dataclass(frozen=True)

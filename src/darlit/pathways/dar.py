@@ -38,6 +38,7 @@ from darlit.ops import reference
 from darlit.ops.dispatch import IMPLEMENTATIONS
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
+    OncePerPass,
     Pathway,
     PathwayOptions,
     PathwayState,
@@ -176,8 +177,8 @@ def _mean_logits(streams: Streams, rows_OD: Tensor, eps: float) -> Tensor:
 @dataclass(kw_only=True)
 class DarState(PathwayState):
     history: History
-    gates: dict[str, tuple[Tensor, ...]]
-    """`Gate.rows` of this pass."""
+    gates: OncePerPass[dict[str, tuple[Tensor, ...]]]
+    """`Gate.rows` by name."""
     input: Streams = ()
     """What the branch read; dynamic write gates look at it."""
 
@@ -211,7 +212,7 @@ class DarState(PathwayState):
 
     def _gate(self, name: str, branch: int, streams: Streams) -> Tensor:
         gate = getattr(self.pathway, name)
-        return gate(self.gates[name][gate.slot[branch]], branch, streams)
+        return gate(self.gates.get()[name][gate.slot[branch]], branch, streams)
 
     def _show(self, name: str, branch: int, value: Tensor) -> None:
         if self.probe is not None:
@@ -286,5 +287,5 @@ class Dar(Pathway):
         self.check_embedding(embedding_BTD)
         streams = observe(probe, 0, (embedding_BTD, embedding_BTD))
         history = start_history(self, self.layout, self.queries_JRD, streams, probe)
-        gates = {name: getattr(self, name).rows() for name in ("alpha", "beta", "rho")}
+        gates = OncePerPass(lambda: {name: getattr(self, name).rows() for name in ("alpha", "beta", "rho")})
         return DarState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history, gates=gates)

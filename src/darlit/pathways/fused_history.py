@@ -33,9 +33,9 @@ class FusedHistory:
         self, layout: Layout, queries_JRD: Tensor, norm_eps: float, implementation: str, like: Streams
     ) -> None:
         self.layout, self.implementation = layout, implementation
-        self.queries_JRD = queries_JRD.float()
+        self.queries_JRD = queries_JRD
         self.call = Pass(
-            self.queries_JRD, layout.first_choice, layout.key_streams, layout.value_streams, len(like), norm_eps,
+            queries_JRD, layout.first_choice, layout.key_streams, layout.value_streams, len(like), norm_eps,
             like[0], backend(implementation),
         )  # fmt: skip
         blocks = layout.blocks

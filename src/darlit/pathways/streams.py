@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from darlit.ops import reference
 from darlit.ops import streams as operators
 from darlit.ops.dispatch import backend
-from darlit.pathways.contract import Pathway, PathwayState, Probe, Streams, observe
+from darlit.pathways.contract import OncePerPass, Pathway, PathwayState, Probe, Streams, observe
 
 
 class Mixing(NamedTuple):
@@ -90,20 +90,21 @@ class PlainStreams:
 class FusedStreams:
     """Each call is one autograd node."""
 
-    gates: KernelGates
+    gates: OncePerPass[KernelGates]
     streams: Streams
     norm_eps: float
     implementation: str
     write_coefficients: Tensor | None = None
 
     def read(self, branch: int) -> Tensor:
-        kernels, parameters = backend(self.implementation), self.gates.parameters[branch]
-        if not self.gates.weights:
+        gates, kernels = self.gates.get(), backend(self.implementation)
+        parameters = gates.parameters[branch]
+        if not gates.weights:
             n = len(self.streams)
             pre, self.write_coefficients = parameters[:n], parameters[n:]
             return operators.stream_mix(self.streams, pre, kernels)[0]
         x_BTD, self.write_coefficients, self.streams = operators.gated_read(
-            self.streams, self.gates.weights[branch], parameters, self.gates.family, self.norm_eps, kernels
+            self.streams, gates.weights[branch], parameters, gates.family, self.norm_eps, kernels
         )
         return x_BTD
 
@@ -164,5 +165,5 @@ class WidenedStreams(Pathway):
         if implementation == "reference":
             widened = PlainStreams(self, streams, probe)
         else:
-            widened = FusedStreams(self.kernel_gates(), streams, self.norm_eps, implementation)
+            widened = FusedStreams(OncePerPass(self.kernel_gates), streams, self.norm_eps, implementation)
         return StreamsState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, widened=widened)

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -97,9 +98,10 @@ def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
     floor = tokens * block * STREAM_BYTES[dtype] * rows + 4 * block * QUERY_ROWS[name]
     if target == "gfx942":
-        spills = sum(map(int, re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
-        return Compiled(spills, moved=_ir_bytes(compiled.asm["ttgir"], block), floor=floor)
-    return Compiled(_spills(compiled.asm["cubin"]), moved=_ptx_bytes(compiled.asm["ptx"]) * warps * 32, floor=floor)
+        moved = _ir_bytes(compiled.asm["ttgir"], block)
+    else:
+        moved = _ptx_bytes(compiled.asm["ptx"]) * warps * 32
+    return Compiled(spills_of(compiled, target), moved=moved, floor=floor)
 
 
 def _ptx_bytes(ptx: str) -> int:
@@ -121,10 +123,13 @@ def _ir_bytes(ir: str, block: int) -> int:
     return total
 
 
-def _spills(cubin: bytes) -> int:
+def spills_of(compiled: Any, target: str) -> int:
+    """Bytes of stack, or registers that an AMD GPU spills."""
+    if target == "gfx942":
+        return sum(map(int, re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage.stdout)))

@@ -247,7 +247,7 @@ def backward_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
     return {
         "ROWS": padded,
         "TOKENS": 32 if padded <= 64 else 16,
-        "BLOCK": 256 // dtype.itemsize if padded <= 32 else 64,
+        "BLOCK": 256 // dtype.itemsize if padded == 32 else 64,
     }
 
 

@@ -20,6 +20,9 @@ from torch import Tensor
 from darlit.ops.triton_rows import aligned, pointers, token_stride
 
 TOKENS, WARPS = 4, 4
+MANY = 40
+"""More sums of products than this leave a thread half of its channels."""
+
 VARYING = ["tokens", "strides", "coefficients_row"]
 """Numbers that differ between calls of one model: not worth a compilation each. ``ALIGNED`` says what matters."""
 
@@ -117,9 +120,10 @@ def stream_mix_backward_kernel(
             tl.store(entry_T, tl.sum(sums[s * O + o], axis=1), mask=alive_T)
 
 
-def mix_tile(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Channels of a block: 16 bytes a thread."""
-    return {"TOKENS": TOKENS, "BLOCK": min(32 * (16 // dtype.itemsize), triton.next_power_of_2(width))}
+def mix_tile(width: int, dtype: torch.dtype, sums: int = 0) -> dict[str, int]:
+    """Channels of a block: 16 bytes a thread, or half of that where registers hold many sums."""
+    of_thread = min(16 // dtype.itemsize, 4 if sums > MANY else 8)
+    return {"TOKENS": TOKENS, "BLOCK": min(32 * of_thread, triton.next_power_of_2(width))}
 
 
 def by_address(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -155,7 +159,7 @@ def stream_mix_backward(
 ) -> None:
     """See `darlit.ops.cpu.stream_mix_backward`."""
     tokens, width = sources[0].shape
-    tensors, tile = [*gradients, *sources, *source_gradients], mix_tile(width, sources[0].dtype)
+    tensors, tile = [*gradients, *sources, *source_gradients], mix_tile(width, sources[0].dtype, len(gradients) * len(sources))
     stream_mix_backward_kernel[(triton.cdiv(tokens, TOKENS),)](
         *by_address(tensors),
         coefficients,
@@ -169,6 +173,6 @@ def stream_mix_backward(
         GRADIENTS=bool(source_gradients),
         ALIGNED=aligned(tensors),
         **tile,
-        VECTOR=min(16 // sources[0].dtype.itemsize, tile["BLOCK"]),
+        VECTOR=max(1, tile["BLOCK"] // 32),
         num_warps=WARPS,
     )

@@ -95,7 +95,12 @@ def test_vector_logits(dtype, tokens, width, layout, seed, streams, hc, more):
     w /= width**0.5
     logits, scale, dw = empty(groups, tokens, rows), empty(groups, tokens), empty(rows, together, width)
     KERNELS.vector_logits(x, w, EPS, logits, scale)
-    g, arrived, c, mixed = memory.table(groups, tokens, rows), memory.rows(streams), memory.table(tokens, streams), memory.rows(1)
+    g, arrived, c, mixed = (
+        memory.table(groups, tokens, rows),
+        memory.rows(streams),
+        memory.table(tokens, streams),
+        memory.rows(1),
+    )
     KERNELS.vector_logits_backward(g, logits, scale, x, w, dx, dw, *((arrived, c, mixed[0]) if more else ()))
 
     *exact_x, exact_w = leaves(*x, w)
@@ -145,7 +150,14 @@ def test_logits_far_apart_stay_finite_and_doubly_stochastic(streams):
     n = streams
     cross = torch.full((n, n), -60.0)
     cross[0], cross[:, -1] = 60.0, 60.0
-    cases = [cross, -cross, 60 * torch.eye(n), 120 * torch.eye(n) - 60, torch.full((n, n), -8.0), torch.full((n, n), 60.0)]
+    cases = [
+        cross,
+        -cross,
+        60 * torch.eye(n),
+        120 * torch.eye(n) - 60,
+        torch.full((n, n), -8.0),
+        torch.full((n, n), 60.0),
+    ]
     memory = Memory(len(cases), 1, torch.float32)
     logits = torch.cat([torch.zeros(len(cases), 2 * n), torch.stack(cases).flatten(1)], dim=1)
     parameters = torch.cat([torch.zeros(2 * n + n * n), torch.ones(3)])

@@ -124,9 +124,10 @@ def _ir_bytes(ir: str, block: int) -> int:
 
 
 def spills_of(compiled: Any, target: str) -> int:
-    """Bytes of stack, or registers that an AMD GPU spills."""
+    """Bytes of stack; on an AMD GPU with the vector registers that spill: scalar ones go into lanes of these."""
     if target == "gfx942":
-        return sum(map(int, re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
+        pattern = r"\.(?:vgpr_spill_count|private_segment_fixed_size):\s*(\d+)"
+        return sum(map(int, re.findall(pattern, compiled.asm["amdgcn"])))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.backends.compiler import GPUTarget
@@ -70,15 +69,13 @@ class Compiled:
     def spills(self) -> int:
         return spills_of(self.compiled, self.target)
 
-    def moved(self, rows: dict[int, int]) -> int:
-        """Bytes of global loads and stores of a program, each loop run once; ``rows``: entries of a padded dimension
-        that exist."""
+    def moved(self) -> int:
+        """Bytes of a program's global loads and stores of more than a scalar, each loop run once; masked ones count."""
         total = 0
         for line in self.compiled.asm["ttir"].splitlines():
             access = re.search(r"tt\.(?:load|store) .*: tensor<([\dx]+)x!tt\.ptr<(bf16|f16|f32)>>", line)
             if access:
-                sizes = [rows.get(int(size), int(size)) for size in access[1].split("x")]
-                total += math.prod(sizes) * (4 if access[2] == "f32" else 2)
+                total += math.prod(map(int, access[1].split("x"))) * (4 if access[2] == "f32" else 2)
         return total
 
     def narrow_accesses(self) -> int:
@@ -122,11 +119,11 @@ def recorded() -> Iterator[Record]:
     """Record every kernel launch and dispatched operator of the block."""
     record, patched = Record(), {}
 
-    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         record.launches.append(Launch(kernel, grid, arguments, keywords))
         if isinstance(kernel, InterpretedFunction):
             with _disable_current_modes():
-                return patched[InterpretedFunction](kernel, *arguments, grid=grid, warmup=warmup, **keywords)
+                patched[InterpretedFunction](kernel, *arguments, grid=grid, warmup=warmup, **keywords)
 
     for kind in (InterpretedFunction, JITFunction):
         patched[kind], kind.run = kind.run, run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from darlit.ops import reference
-from darlit.ops.layout import backend
+from darlit.ops.dispatch import backend
 from ops.drawn_cases import INTERPRETED, TOLERANCE
 
 KERNELS = backend("triton" if INTERPRETED else "cpu")

@@ -488,9 +488,7 @@ def prefetch(call: Pass, table: SourceTable, count: int, reads: range) -> Prefet
     mixes = [call.empty() for _ in range(len(reads) * call.targets)]
     lse_NJP = call.floats(call.tokens, call.targets, len(reads))
     mixes_ND = [x.view(-1, call.width) for x in mixes]
-    call.backend.depth_prefetch(
-        table.addresses, count, reads, call.streams, call.value_streams, mixes_ND, lse_NJP
-    )
+    call.backend.depth_prefetch(table.addresses, count, reads, call.streams, call.value_streams, mixes_ND, lse_NJP)
     sources = []
     for index in range(len(reads)):
         source = Source((), reads.start, -1, -1)

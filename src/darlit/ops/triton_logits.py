@@ -239,14 +239,19 @@ def vector_logits_backward(
 
 
 def logits_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Rows of weights, padded to a power of two of at least 16 for the matrix units; what registers hold beside."""
-    return {"ROWS": max(16, triton.next_power_of_2(rows)), "TOKENS": 64, "BLOCK": 128 // dtype.itemsize}
+    """Rows of weights, padded to a power of two of at least 16 for the matrix units, and what registers hold beside."""
+    padded = max(16, triton.next_power_of_2(rows))
+    stages = 2 if dtype == torch.float32 else 4 if padded <= 32 else 3
+    return {"ROWS": padded, "TOKENS": 64, "BLOCK": 128 // dtype.itemsize, "num_stages": stages}
 
 
 def backward_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
     padded = logits_tile(rows, dtype)["ROWS"]
-    block = {32: 256 // dtype.itemsize, 128: 32}.get(padded, 64)
-    return {"ROWS": padded, "TOKENS": 32 if padded <= 64 else 16, "BLOCK": block}
+    if torch.version.hip:
+        return {"ROWS": padded, "TOKENS": 16, "BLOCK": 32 if padded <= 64 else 16, "num_stages": 2}
+    if padded > 64:
+        return {"ROWS": padded, "TOKENS": 16, "BLOCK": 64, "num_stages": 2}
+    return {"ROWS": padded, "TOKENS": 32, "BLOCK": 256 // dtype.itemsize if padded == 32 else 64, "num_stages": 3}
 
 
 def precision(x: Tensor, narrow: str) -> str:

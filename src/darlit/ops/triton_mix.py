@@ -130,7 +130,7 @@ def mix_tile(width: int, dtype: torch.dtype, sums: int = 0) -> dict[str, int]:
 
 
 def by_address(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """What the kernels take of ``[N, D]`` tensors: themselves, and the distance between rows, of each if they differ."""
+    """What the kernels take of ``[N, D]`` tensors: themselves, and the distance between rows, one if all agree."""
     strides = tuple(x.stride(0) for x in tensors)
     differ = len(set(strides)) > 1
     return {

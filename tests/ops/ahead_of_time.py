@@ -7,12 +7,13 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from darlit.ops import triton_backward, triton_forward, triton_rows, triton_two_phase
+from darlit.ops import triton_backward, triton_forward, triton_rows, triton_prefetch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -20,7 +21,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-MODULES = (triton_forward, triton_backward, triton_two_phase)
+MODULES = (triton_forward, triton_backward, triton_prefetch)
 STREAM_BYTES = {"bf16": 2, "fp32": 4}
 
 # DAR's case of every kernel: two streams, two targets, keys from the opposite stream, static gates, all gradients.
@@ -67,7 +68,7 @@ def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool
     kernel = next(getattr(module, name) for module in MODULES if hasattr(module, name))
     rows = STREAM_ROWS[name]
     if name == "depth_mixes_kernel":
-        together, block, warps = triton_two_phase.mixes_tile(width, reads)
+        together, block, warps = triton_prefetch.mixes_tile(width, reads)
         tokens, rows, tiling = 1, rows + together, {"READS": together}
     else:
         tokens, block, warps = triton_rows.tile(width)
@@ -97,9 +98,10 @@ def compile_kernel(name: str, target: str, width: int, dtype: str, aligned: bool
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
     floor = tokens * block * STREAM_BYTES[dtype] * rows + 4 * block * QUERY_ROWS[name]
     if target == "gfx942":
-        spills = sum(map(int, re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
-        return Compiled(spills, moved=_ir_bytes(compiled.asm["ttgir"], block), floor=floor)
-    return Compiled(_spills(compiled.asm["cubin"]), moved=_ptx_bytes(compiled.asm["ptx"]) * warps * 32, floor=floor)
+        moved = _ir_bytes(compiled.asm["ttgir"], block)
+    else:
+        moved = _ptx_bytes(compiled.asm["ptx"]) * warps * 32
+    return Compiled(spills_of(compiled, target), moved=moved, floor=floor)
 
 
 def _ptx_bytes(ptx: str) -> int:
@@ -121,10 +123,14 @@ def _ir_bytes(ir: str, block: int) -> int:
     return total
 
 
-def _spills(cubin: bytes) -> int:
+def spills_of(compiled: Any, target: str) -> int:
+    """Bytes of stack; on an AMD GPU with the vector registers that spill: scalar ones go into lanes of these."""
+    if target == "gfx942":
+        pattern = r"\.(?:vgpr_spill_count|private_segment_fixed_size):\s*(\d+)"
+        return sum(map(int, re.findall(pattern, compiled.asm["amdgcn"])))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage.stdout)))

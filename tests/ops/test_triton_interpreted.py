@@ -40,3 +40,18 @@ def test_everything():
 @pytest.mark.slow
 def test_everything_of_two_phases():
     interpret(str(HERE / "test_two_phase.py"))
+
+
+def test_a_few_widened_streams():
+    file = HERE / "test_widened_streams.py"
+    interpret(
+        f"{file}::test_written_stream_o_takes_row_o_of_an_asymmetric_matrix",
+        f"{file}::test_logits_far_apart_stay_finite_and_doubly_stochastic[3]",
+        f"{file}::test_hc_bias_of_res_counts_by_the_written_stream",
+        f"{HERE / 'test_launches.py'}::test_a_branch_is_eight_launches_and_two_sums[mhc]",
+    )
+
+
+@pytest.mark.slow
+def test_everything_of_widened_streams():
+    interpret(str(HERE / "test_widened_streams.py"), str(HERE / "test_launches.py"))

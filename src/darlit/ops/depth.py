@@ -485,7 +485,9 @@ def prefetch(call: Pass, table: SourceTable, count: int, reads: range) -> Prefet
     Each read then merges its mixes with the block that is being written by their log-sum-exp, as FlashAttention merges
     tiles. No gradient flows: a read records for its true sources.
     """
-    mixes = [call.empty() for _ in range(len(reads) * call.targets)]
+    like = call.like
+    together = torch.empty((len(reads) * call.targets, *like.shape), dtype=like.dtype, device=like.device)
+    mixes = together.unbind(0)  # in one tensor: a kernel needs no table of them
     lse_NJP = call.floats(call.tokens, call.targets, len(reads))
     call.backend.depth_prefetch(
         table.addresses, count, reads, call.streams, call.value_streams, mixes, lse_NJP

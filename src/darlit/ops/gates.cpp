@@ -11,15 +11,15 @@ inline Lanes select(Words where, Lanes yes, Lanes no) { return (Lanes)((where & 
 inline Lanes larger(Lanes x, Lanes y) { return select((Words)(x < y), y, x); }
 inline Lanes constant(float x) { return Lanes{} + x; }
 
-// Within an ulp or two from exp(-87) to exp(88), where it is cut off; NaN stays NaN.
+// Within an ulp or two; zero below exp(-87), exp(88) above it. NaN stays NaN.
 inline Lanes exponential(Lanes x) {
-    x = larger(x, constant(-87.0f));
+    const Words zero = (Words)(x < constant(-87.0f));
     x = select((Words)(x > constant(88.0f)), constant(88.0f), x);
     const Lanes shifted = x * 1.44269504f + 12582912.0f, whole = shifted - 12582912.0f;  // to the nearest integer
     const Lanes r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
     Lanes p = constant(1.0f / 5040);
     for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = p * r + term;
-    return (Lanes)((Words)p + ((Words)shifted << 23));
+    return (Lanes)(((Words)p + ((Words)shifted << 23)) & ~zero);
 }
 inline Lanes sigmoid(Lanes x) { return 1.0f / (1.0f + exponential(-x)); }
 

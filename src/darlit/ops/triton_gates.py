@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def"
 """Coefficients of widened streams from their logits, for a GPU; see `darlit.ops.cpu` for the arguments.
 
-A program is one warp and owns a few tokens, with the n x n matrix of each in registers. Sinkhorn's first iteration takes the largest
-logits out before it exponentiates, so logits far apart stay finite; after it every column and every row has an entry
-of at least 1 / n^2, and the others divide plainly. Nothing is kept for the backward pass but the logits: it computes
-the matrices again, from the start of every `SEGMENT` of iterations, because registers do not hold all of them.
+A program is one warp and owns a few tokens, with the n x n matrix of each in registers. Sinkhorn's first iteration
+takes the largest logits out before it exponentiates, so logits far apart stay finite; after it every column and every
+row has an entry of at least 1 / n^2, and the others divide plainly. Nothing is kept for the backward pass except the
+logits: it computes the matrices again, from the start of every `SEGMENT` of iterations, because registers do not hold
+all of them.
 
 Shapes: T tokens, streams written O and read S, both padded to a power of two. Entries of the padding are zero.
 """

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from darlit.ops.triton_mix import by_address, tile_of
-from darlit.ops.triton_rows import aligned, pointers
+from darlit.ops.triton_rows import pointers
 
 WARPS = 8
 PROGRAMS = 528
@@ -34,12 +34,13 @@ VARYING = ["tokens", "strides"]
 
 
 @triton.jit
-def stream_of(tensors, strides, entry, COUNT: tl.constexpr):
-    """One of the tuple's first ``COUNT`` tensors, by a number that is known when the program runs."""
-    address, stride = tensors[0].to(tl.int64), strides[0]
+def stream_of(tensors, strides, first: tl.constexpr, entry, COUNT: tl.constexpr, EACH: tl.constexpr):
+    """One of ``COUNT`` tensors of the tuple, by a number that is known when the program runs."""
+    address, stride = tensors[first].to(tl.int64), strides[first * EACH]
     for i in tl.static_range(1, COUNT):
-        address = tl.where(entry == i, tensors[i].to(tl.int64), address)
-        stride = tl.where(entry == i, strides[i], stride)
+        address = tl.where(entry == i, tensors[first + i].to(tl.int64), address)
+        if EACH:
+            stride = tl.where(entry == i, strides[first + i], stride)
     return address, stride
 
 
@@ -59,6 +60,7 @@ def vector_logits_kernel(
     G: tl.constexpr,
     PRECISION: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EACH: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -72,7 +74,7 @@ def vector_logits_kernel(
     logit_TC = tl.zeros([TOKENS, ROWS], tl.float32)
     squares_T = tl.zeros([TOKENS], tl.float32)
     for m in range(M):
-        address, stride = stream_of(tensors, strides, group * M + m, G * M)
+        address, stride = stream_of(tensors, strides, 0, group * M + m, G * M, EACH)
         x_T1 = pointers(address, stride, token_T, dtype, ALIGNED)[:, None]
         w_1C = weights + ((row_C * M + m) * width)[None, :]
         for begin in range(0, width, BLOCK):
@@ -115,6 +117,7 @@ def vector_logits_backward_kernel(
     MIXED: tl.constexpr,
     PRECISION: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EACH: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -131,10 +134,10 @@ def vector_logits_backward_kernel(
     offset_CD = ((row_C * M + m) * width)[:, None] + column_D[None, :]
     w_CD = tl.load(weights + offset_CD, mask=mask_CD, other=0.0)
     dw_CD = tl.zeros([ROWS, BLOCK], tl.float32)
-    address, stride = stream_of(tensors, strides, stream, S)
-    to_address, to_stride = stream_of(tensors[S:], strides[S:], stream, S)
+    address, stride = stream_of(tensors, strides, 0, stream, S, EACH)
+    to_address, to_stride = stream_of(tensors, strides, S, stream, S, EACH)
     if ARRIVED:
-        from_address, from_stride = stream_of(tensors[2 * S :], strides[2 * S :], stream, S)
+        from_address, from_stride = stream_of(tensors, strides, 2 * S, stream, S, EACH)
     for begin in range(tl.program_id(1) * TOKENS, tokens, tl.num_programs(1) * TOKENS):
         token_T = begin + tl.arange(0, TOKENS)
         alive_T = token_T < tokens
@@ -156,7 +159,7 @@ def vector_logits_backward_kernel(
             pointer_T = pointers(from_address, from_stride, token_T, dtype, ALIGNED)
             dx_TD += tl.load(pointer_T[:, None] + column_D[None, :], mask=mask_TD, other=0.0).to(tl.float32)
         if MIXED:
-            pointer_TD = tile_of(tensors, strides, (3 if ARRIVED else 2) * S, token_T, column_D, dtype, ALIGNED)
+            pointer_TD = tile_of(tensors, strides, (3 if ARRIVED else 2) * S, token_T, column_D, dtype, ALIGNED, EACH)
             c_T = tl.load(coefficients + token_T * S + stream, mask=alive_T, other=0.0)
             dx_TD += c_T[:, None] * tl.load(pointer_TD, mask=mask_TD, other=0.0).to(tl.float32)
         pointer_T = pointers(to_address, to_stride, token_T, dtype, ALIGNED)
@@ -171,19 +174,18 @@ def vector_logits(streams: Sequence[Tensor], weights_CMD: Tensor, eps: float, lo
     rows, together, _ = weights_CMD.shape
     tile = logits_tile(rows, streams[0].dtype)
     vector_logits_kernel[(triton.cdiv(tokens, tile["TOKENS"]), len(streams) // together)](
-        *by_address(streams),
-        weights_CMD,
-        logits,
-        scale,
-        streams[0],
-        eps,
-        tokens,
-        width,
+        **by_address(streams),
+        weights=weights_CMD,
+        logits=logits,
+        scale=scale,
+        kind=streams[0],
+        eps=eps,
+        tokens=tokens,
+        width=width,
         C=rows,
         M=together,
         G=len(streams) // together,
         PRECISION=precision(streams[0], narrow="narrow"),
-        ALIGNED=aligned(streams),
         **tile,
         num_warps=WARPS,
     )
@@ -213,23 +215,22 @@ def vector_logits_backward(
     if sharing * groups > 1:
         partial = weights_gradient.new_empty(sharing * groups, *weights_gradient.shape)
     vector_logits_backward_kernel[(blocks, sharing)](
-        *by_address(tensors),
-        gradient,
-        logits,
-        scale,
-        weights_CMD,
-        scale if coefficients is None else coefficients,
-        partial,
-        streams[0],
-        tokens,
-        width,
+        **by_address(tensors),
+        gradient=gradient,
+        logits=logits,
+        scale=scale,
+        weights=weights_CMD,
+        coefficients=scale if coefficients is None else coefficients,
+        partial_gradients=partial,
+        kind=streams[0],
+        tokens=tokens,
+        width=width,
         C=rows,
         M=together,
         G=groups,
         ARRIVED=bool(arrived),
         MIXED=mixed_gradient is not None,
         PRECISION=precision(streams[0], narrow="tf32"),
-        ALIGNED=aligned(tensors),
         **tile,
         num_warps=WARPS,
     )
@@ -238,17 +239,19 @@ def vector_logits_backward(
 
 
 def logits_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Rows of weights, padded to a power of two of at least 16 for the matrix units; what registers hold beside."""
-    return {"ROWS": max(16, triton.next_power_of_2(rows)), "TOKENS": 64, "BLOCK": 128 // dtype.itemsize}
+    """Rows of weights, padded to a power of two of at least 16 for the matrix units, and what registers hold beside."""
+    padded = max(16, triton.next_power_of_2(rows))
+    stages = 2 if dtype == torch.float32 else 4 if padded <= 32 else 3
+    return {"ROWS": padded, "TOKENS": 64, "BLOCK": 128 // dtype.itemsize, "num_stages": stages}
 
 
 def backward_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
     padded = logits_tile(rows, dtype)["ROWS"]
-    return {
-        "ROWS": padded,
-        "TOKENS": 32 if padded <= 64 else 16,
-        "BLOCK": 256 // dtype.itemsize if padded <= 32 else 64,
-    }
+    if torch.version.hip:
+        return {"ROWS": padded, "TOKENS": 16, "BLOCK": 32 if padded <= 64 else 16, "num_stages": 2}
+    if padded > 64:
+        return {"ROWS": padded, "TOKENS": 16, "BLOCK": 64, "num_stages": 2}
+    return {"ROWS": padded, "TOKENS": 32, "BLOCK": 256 // dtype.itemsize if padded == 32 else 64, "num_stages": 3}
 
 
 def precision(x: Tensor, narrow: str) -> str:

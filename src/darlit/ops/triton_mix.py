@@ -11,6 +11,7 @@ Shapes: T tokens and D channels of a tile, S sources, O outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,14 +21,17 @@ from torch import Tensor
 from darlit.ops.triton_rows import aligned, pointers, token_stride
 
 TOKENS, WARPS = 4, 4
+MANY = 40
+"""More sums of products than this leave a thread half of its channels."""
+
 VARYING = ["tokens", "strides", "coefficients_row"]
 """Numbers that differ between calls of one model: not worth a compilation each. ``ALIGNED`` says what matters."""
 
 
 @triton.jit
-def tile_of(tensors, strides, entry, token_T, column_D, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+def tile_of(tensors, strides, entry, token_T, column_D, dtype: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr):
     """Pointers ``[T, D]`` into one tensor of the tuple."""
-    return pointers(tensors[entry], strides[entry], token_T, dtype, ALIGNED)[:, None] + column_D[None, :]
+    return pointers(tensors[entry], strides[entry * EACH], token_T, dtype, ALIGNED)[:, None] + column_D[None, :]
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["tensors"])
@@ -42,6 +46,7 @@ def stream_mix_kernel(
     S: tl.constexpr,
     O: tl.constexpr,  # noqa: E741
     ALIGNED: tl.constexpr,
+    EACH: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -53,14 +58,14 @@ def stream_mix_kernel(
     mask_TD = alive_T[:, None] & (column_D < width)[None, :]
     sources = ()
     for s in tl.static_range(S):
-        pointer_TD = tile_of(tensors, strides, s, token_T, column_D, dtype, ALIGNED)
+        pointer_TD = tile_of(tensors, strides, s, token_T, column_D, dtype, ALIGNED, EACH)
         sources += (tl.load(pointer_TD, mask=mask_TD, other=0.0).to(tl.float32),)
     for o in tl.static_range(O):
         out_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
         for s in tl.static_range(S):
             entry_T = coefficients + token_T.to(tl.int64) * coefficients_row + o * S + s
             out_TD += tl.load(entry_T, mask=alive_T, other=0.0)[:, None] * sources[s]
-        pointer_TD = tile_of(tensors, strides, S + o, token_T, column_D, dtype, ALIGNED)
+        pointer_TD = tile_of(tensors, strides, S + o, token_T, column_D, dtype, ALIGNED, EACH)
         tl.store(pointer_TD, out_TD.to(dtype), mask=mask_TD)
 
 
@@ -78,6 +83,7 @@ def stream_mix_backward_kernel(
     O: tl.constexpr,  # noqa: E741
     GRADIENTS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EACH: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -95,11 +101,11 @@ def stream_mix_backward_kernel(
         mask_TD = alive_T[:, None] & (column_D < width)[None, :]
         gradients = ()
         for o in tl.static_range(O):
-            pointer_TD = tile_of(tensors, strides, o, token_T, column_D, dtype, ALIGNED)
+            pointer_TD = tile_of(tensors, strides, o, token_T, column_D, dtype, ALIGNED, EACH)
             gradients += (tl.load(pointer_TD, mask=mask_TD, other=0.0).to(tl.float32),)
         added = ()
         for s in tl.static_range(S):
-            pointer_TD = tile_of(tensors, strides, O + s, token_T, column_D, dtype, ALIGNED)
+            pointer_TD = tile_of(tensors, strides, O + s, token_T, column_D, dtype, ALIGNED, EACH)
             source_TD = tl.load(pointer_TD, mask=mask_TD, other=0.0).to(tl.float32)
             gradient_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
             for o in tl.static_range(O):
@@ -108,7 +114,7 @@ def stream_mix_backward_kernel(
                 if GRADIENTS:
                     gradient_TD += tl.load(row_T + o * S + s, mask=alive_T, other=0.0)[:, None] * gradients[o]
             if GRADIENTS:
-                pointer_TD = tile_of(tensors, strides, O + S + s, token_T, column_D, dtype, ALIGNED)
+                pointer_TD = tile_of(tensors, strides, O + S + s, token_T, column_D, dtype, ALIGNED, EACH)
                 tl.store(pointer_TD, gradient_TD.to(dtype), mask=mask_TD)
         sums = added
     for s in tl.static_range(S):
@@ -117,14 +123,22 @@ def stream_mix_backward_kernel(
             tl.store(entry_T, tl.sum(sums[s * O + o], axis=1), mask=alive_T)
 
 
-def mix_tile(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Channels of a block: 16 bytes a thread."""
-    return {"TOKENS": TOKENS, "BLOCK": min(32 * (16 // dtype.itemsize), triton.next_power_of_2(width))}
+def mix_tile(width: int, dtype: torch.dtype, sums: int = 0) -> dict[str, int]:
+    """Channels of a block: 16 bytes a thread, or half of that where registers hold many sums."""
+    of_thread = min(16 // dtype.itemsize, 4 if sums > MANY else 8)
+    return {"TOKENS": TOKENS, "BLOCK": min(32 * of_thread, triton.next_power_of_2(width))}
 
 
-def by_address(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """What the kernels take of ``[N, D]`` tensors: themselves, and the distances between rows."""
-    return tuple(tensors), tuple(x.stride(0) for x in tensors)
+def by_address(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """What the kernels take of ``[N, D]`` tensors: themselves, and the distance between rows, one if all agree."""
+    strides = tuple(x.stride(0) for x in tensors)
+    differ = len(set(strides)) > 1
+    return {
+        "tensors": tuple(tensors),
+        "strides": strides if differ else strides[:1],
+        "EACH": int(differ),
+        "ALIGNED": aligned(tensors),
+    }
 
 
 def stream_mix(sources: Sequence[Tensor], coefficients: Tensor, mixed: Sequence[Tensor]) -> None:
@@ -132,15 +146,14 @@ def stream_mix(sources: Sequence[Tensor], coefficients: Tensor, mixed: Sequence[
     tokens, width = sources[0].shape
     tensors, tile = [*sources, *mixed], mix_tile(width, sources[0].dtype)
     stream_mix_kernel[(triton.cdiv(tokens, TOKENS), triton.cdiv(width, tile["BLOCK"]))](
-        *by_address(tensors),
-        coefficients,
-        sources[0],
-        tokens,
-        width,
-        token_stride(coefficients),
+        **by_address(tensors),
+        coefficients=coefficients,
+        kind=sources[0],
+        tokens=tokens,
+        width=width,
+        coefficients_row=token_stride(coefficients),
         S=len(sources),
         O=len(mixed),
-        ALIGNED=aligned(tensors),
         **tile,
         num_warps=WARPS,
     )
@@ -155,20 +168,22 @@ def stream_mix_backward(
 ) -> None:
     """See `darlit.ops.cpu.stream_mix_backward`."""
     tokens, width = sources[0].shape
-    tensors, tile = [*gradients, *sources, *source_gradients], mix_tile(width, sources[0].dtype)
+    tensors, tile = (
+        [*gradients, *sources, *source_gradients],
+        mix_tile(width, sources[0].dtype, len(gradients) * len(sources)),
+    )
     stream_mix_backward_kernel[(triton.cdiv(tokens, TOKENS),)](
-        *by_address(tensors),
-        coefficients,
-        coefficients_gradient,
-        sources[0],
-        tokens,
-        width,
-        token_stride(coefficients),
+        **by_address(tensors),
+        coefficients=coefficients,
+        coefficients_gradient=coefficients_gradient,
+        kind=sources[0],
+        tokens=tokens,
+        width=width,
+        coefficients_row=token_stride(coefficients),
         S=len(sources),
         O=len(gradients),
         GRADIENTS=bool(source_gradients),
-        ALIGNED=aligned(tensors),
         **tile,
-        VECTOR=min(16 // sources[0].dtype.itemsize, tile["BLOCK"]),
+        VECTOR=max(1, tile["BLOCK"] // 32),
         num_warps=WARPS,
     )

@@ -26,9 +26,9 @@ def test_a_few_widths():
 
 
 def test_two_phases():
-    file = HERE / "test_two_phase.py"
+    file = HERE / "test_prefetch.py"
     interpret(
-        f"{file}::test_mixes_of_wide_rows[5-1027]", f"{file}::test_two_phases_run_where_they_move_less[attnres-True]"
+        f"{file}::test_two_phases_run_where_they_move_less[attnres-True]", str(HERE / "test_depth.py"), "-k", "not 2049"
     )
 
 
@@ -39,7 +39,7 @@ def test_everything():
 
 @pytest.mark.slow
 def test_everything_of_two_phases():
-    interpret(str(HERE / "test_two_phase.py"))
+    interpret(str(HERE / "test_prefetch.py"))
 
 
 def test_a_few_widened_streams():

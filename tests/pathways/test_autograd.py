@@ -17,7 +17,7 @@ from pathways.cases import VARIANTS, randn
 
 BRANCHES, WIDTH = 12, 24
 DENSE = [name for name, (family, _) in VARIANTS.items() if family in ("attnres", "dar") and "sep_v" not in name]
-"""sep_v projects when it writes, so without gradients its projections are constants; the dense formula does at a read."""
+"""sep_v projects at a write, the dense formula at a read: without gradients these are different constants."""
 FUSED = [name for name, (family, _) in VARIANTS.items() if family in ("attnres", "dar", "hyper_connections", "mhc")]
 
 

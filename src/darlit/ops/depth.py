@@ -489,9 +489,7 @@ def prefetch(call: Pass, table: SourceTable, count: int, reads: range) -> Prefet
     together = torch.empty((len(reads) * call.targets, *like.shape), dtype=like.dtype, device=like.device)
     mixes = together.unbind(0)  # in one tensor: a kernel needs no table of them
     lse_NJP = call.floats(call.tokens, call.targets, len(reads))
-    call.backend.depth_prefetch(
-        table.addresses, count, reads, call.streams, call.value_streams, mixes, lse_NJP
-    )
+    call.backend.depth_prefetch(table.addresses, count, reads, call.streams, call.value_streams, mixes, lse_NJP)
     sources = []
     for index in range(len(reads)):
         source = Source((), reads.start, -1, -1)

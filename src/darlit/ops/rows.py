@@ -13,7 +13,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """``x`` where it is contiguous, else its `rows`: a kernel needs an address and the distance of rows, ``stride(-2)``."""
+    """``x`` where it is contiguous, else its `rows`: kernels need an address and the distance of rows."""
     return x if x.is_contiguous() else rows(x)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from darlit.ops.triton_rows import aligned, bits, by_address, launch, load_rows,
 from darlit.ops.triton_tables import IncomingAddresses
 
 VARYING = [
-    "read", "strides", "incoming", "first", "first_read", "tokens", "width", "reads", "shares_row", "rho_row",
+    "read", "strides", "incoming", "first", "first_read", "tokens", "reads", "shares_row", "rho_row",
     "beta_row", "queries_row",
 ]  # fmt: skip
-ANYWHERE = ["tensors", "sources", "lse", "shares", "scalars", "logits", "scale", "rho", "beta", "queries", "products", "gates"]
+ANYWHERE = ["tensors", "sources", "lse", "shares", "scalars", "logits", "scale", "rho", "beta", "products", "gates"]
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=ANYWHERE)
@@ -38,7 +37,6 @@ def depth_read_backward_kernel(
     BLOCK: tl.constexpr,
 ):
     """The answer ``[N, 3 J]``: log-sum-exp, shares, ``<gradient, h_j>``; ``h_0 = x - sum_j share_j spread_j``."""
-    dtype: tl.constexpr = tensors[0].dtype.element_ty
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
     column_D = tl.arange(0, BLOCK)
@@ -234,7 +232,9 @@ def stream_write_backward_kernel(
         store_rows(tensors[4 * M + 1], strides[4 * M + 1], token_T, column_D, mask_TD, dy_TD, ALIGNED)
         drho_T = tl.zeros([TOKENS], tl.float32)
         if RHO:
-            spread_TD = load_rows(tensors[2 * M], strides[2 * M], token_T, column_D, mask_TD, ALIGNED) - load_rows(tensors[2 * M + 1], strides[2 * M + 1], token_T, column_D, mask_TD, ALIGNED)
+            spread_TD = load_rows(tensors[2 * M], strides[2 * M], token_T, column_D, mask_TD, ALIGNED) - load_rows(
+                tensors[2 * M + 1], strides[2 * M + 1], token_T, column_D, mask_TD, ALIGNED
+            )
             drho_T = tl.sum((dx0_TD - dx1_TD) * spread_TD, axis=1)
         tl.store(gates + token_T * (M + 1) + M, drho_T, mask=alive_T)
     if CARRIED:

@@ -13,13 +13,14 @@ from torch import Tensor
 from darlit.ops.triton_rows import aligned, bits, by_address, launch, load_rows, pointers, store_rows, token_stride
 from darlit.ops.triton_tables import SourceAddresses
 
-
-VARYING = ["count", "read", "tokens", "width", "shares_row", "reads", "rho_row", "beta_row", "strides", "queries_row"]
-ANYWHERE = ["tensors", "partial", "shares", "rho", "beta", "queries", "logits", "lse", "scale"]
+VARYING = ["count", "read", "tokens", "shares_row", "reads", "rho_row", "beta_row", "strides", "queries_row"]
+ANYWHERE = ["tensors", "partial", "shares", "rho", "beta", "logits", "lse", "scale"]
 
 
 @triton.jit
-def source_row(table, slot, count, stream: tl.constexpr, partial, strides, partial_stream: tl.constexpr, STREAMS: tl.constexpr):
+def source_row(
+    table, slot, count, stream: tl.constexpr, partial, strides, partial_stream: tl.constexpr, STREAMS: tl.constexpr
+):
     """Address and row distance of a stream of source ``slot``; the one after the last of the table is the partial."""
     row = table + slot * (2 * STREAMS + 3) + 2 * stream
     in_table = slot < count
@@ -99,9 +100,7 @@ def depth_read_kernel(
             if j == 0:
                 first_TD = mixed_TD
             elif SPREADS:
-                store_rows(
-                    tensors[j], strides[M + 3 + j], token_T, column_D, mask_TD, mixed_TD - first_TD, ALIGNED
-                )
+                store_rows(tensors[j], strides[M + 3 + j], token_T, column_D, mask_TD, mixed_TD - first_TD, ALIGNED)
     store_rows(tensors[0], strides[M + 3], token_T, column_D, mask_TD, out_TD, ALIGNED)
 
 
@@ -165,7 +164,9 @@ def stream_write_kernel(
         for j in tl.static_range(J):
             if ((KEYS >> j) & 1) == m:
                 for r in range(reads):
-                    query_D = tl.load(queries + j * queries_row + r * width + column_D, mask=column_D < width, other=0.0)
+                    query_D = tl.load(
+                        queries + j * queries_row + r * width + column_D, mask=column_D < width, other=0.0
+                    )
                     logit_T = tl.sum(x_TD * query_D[None, :], axis=1) * scale_T
                     tl.store(logits + (token_T * J + j) * reads + r, logit_T, mask=alive_T)
 

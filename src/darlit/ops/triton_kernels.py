@@ -1,4 +1,4 @@
-"""The kernels for a GPU behind the interface that `depth` and `streams` expect of a backend; see `cpu` for the arguments.
+"""The kernels for a GPU behind the interface that `depth` and `streams` expect; see `cpu` for the arguments.
 
 A program owns TOKENS whole rows, so every sum over the width stays in registers and each stream is read once. Sources
 are reached through a table of addresses and looped over, so one compiled kernel serves a history of any length. All
@@ -20,8 +20,8 @@ from darlit.ops.triton_forward import depth_read, stream_write
 from darlit.ops.triton_gates import stream_gates, stream_gates_backward
 from darlit.ops.triton_logits import vector_logits, vector_logits_backward
 from darlit.ops.triton_mix import stream_mix, stream_mix_backward
-from darlit.ops.triton_tables import IncomingAddresses, SourceAddresses, numbers
 from darlit.ops.triton_prefetch import depth_prefetch
+from darlit.ops.triton_tables import IncomingAddresses, SourceAddresses, numbers
 
 __all__ = [
     "IncomingAddresses",

@@ -21,9 +21,7 @@ MOST_READS = 16
 """More are served by several programs, each of which reads the sources."""
 
 
-@triton.jit(
-    do_not_specialize=["sources", "first_read", "width", "reads"], do_not_specialize_on_alignment=["lse", "mixes"]
-)
+@triton.jit(do_not_specialize=["sources", "first_read", "reads"], do_not_specialize_on_alignment=["lse", "mixes"])
 def depth_prefetch_kernel(
     table,  # of the completed sources, see `triton_tables`
     mixes,  # P * J contiguous tensors, those of a read side by side, in one

@@ -67,7 +67,7 @@ def observe(probe: Probe | None, depth: int, streams: Streams) -> Streams:
 
 
 class OncePerPass(Generic[ValueT]):
-    """What all branches' gates have in common, made once; and again where gradients are enabled only after the start."""
+    """Gates of all branches, made together; and again where gradients are enabled only after the start."""
 
     def __init__(self, make: Callable[[], ValueT]) -> None:
         self.make, self.trained, self.value = make, torch.is_grad_enabled(), make()

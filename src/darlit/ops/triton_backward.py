@@ -91,15 +91,19 @@ def depth_read_backward_from_sources_kernel(
     gradient_TD = load_rows(tensors[0], strides[0], token_T, column_D, mask_TD, ALIGNED)
     scalars_T = scalars + token_T * 3 * J
     for j in tl.static_range(J):
-        value: tl.constexpr = (VALUES >> j) & 1
         lse_T = tl.load(lse + token_T * J + j, mask=alive_T, other=0.0)
         delta_T = tl.zeros([TOKENS], tl.float32)
         for s in tl.static_range(S):
-            at: tl.constexpr = 1 + S * M + 3 * s
-            logit_T = sources[s] + token_T.to(tl.int64) * strides[at] + j * strides[at + 1] + read + strides[at + 2]
+            logit_T = sources[s] + token_T.to(tl.int64) * strides[1 + S * M + 3 * s]
+            logit_T += j * strides[2 + S * M + 3 * s] + read + strides[3 + S * M + 3 * s]
             weight_T = tl.exp(tl.load(logit_T, mask=alive_T, other=0.0) - lse_T)
             value_TD = load_rows(
-                tensors[1 + s * M + value], strides[1 + s * M + value], token_T, column_D, mask_TD, ALIGNED
+                tensors[1 + s * M + ((VALUES >> j) & 1)],
+                strides[1 + s * M + ((VALUES >> j) & 1)],
+                token_T,
+                column_D,
+                mask_TD,
+                ALIGNED,
             )
             delta_T += weight_T * tl.sum(gradient_TD * value_TD, axis=1)
         share_T = tl.full([TOKENS], 1.0, tl.float32)

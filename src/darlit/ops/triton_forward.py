@@ -18,14 +18,23 @@ ANYWHERE = ["tensors", "partial", "shares", "rho", "beta", "logits", "lse", "sca
 
 
 @triton.jit
+def int64(number):
+    """Also of a 1, which the compiler takes as a constant."""
+    return number + tl.zeros([], tl.int64)
+
+
+@triton.jit
 def source_row(
-    table, slot, count, stream: tl.constexpr, partial, strides, partial_stream: tl.constexpr, STREAMS: tl.constexpr
-):
-    """Address and row distance of a stream of source ``slot``; the one after the last of the table is the partial."""
+    table, slot, count, partial, strides, j: tl.constexpr, VALUES: tl.constexpr, MERGED: tl.constexpr,
+    STREAMS: tl.constexpr,
+):  # fmt: skip
+    """Address and row distance of target j's values in source ``slot``; the one after the table is the partial."""
+    value: tl.constexpr = (VALUES >> 8 * j) & 255
+    stream: tl.constexpr = j if MERGED else value
     row = table + slot * (2 * STREAMS + 3) + 2 * stream
     in_table = slot < count
-    address = tl.where(in_table, tl.load(row, mask=in_table, other=0), partial[partial_stream].to(tl.int64))
-    return address, tl.where(in_table, tl.load(row + 1, mask=in_table, other=0), strides[partial_stream].to(tl.int64))
+    address = tl.where(in_table, tl.load(row, mask=in_table, other=0), partial[value].to(tl.int64))
+    return address, tl.where(in_table, tl.load(row + 1, mask=in_table, other=0), int64(strides[value]))
 
 
 @triton.jit
@@ -33,10 +42,10 @@ def source_logits(table, slot, count, read, token, target, partial, strides, M: 
     """Pointers to the logits of source ``slot``."""
     row = table + slot * (2 * STREAMS + 3) + 2 * STREAMS
     in_table = slot < count
-    last = partial[M].to(tl.int64) + 4 * strides[M + 2].to(tl.int64)
+    last = partial[M].to(tl.int64) + 4 * int64(strides[M + 2])
     address = tl.where(in_table, tl.load(row, mask=in_table, other=0), last)
-    token_stride = tl.where(in_table, tl.load(row + 1, mask=in_table, other=0), strides[M].to(tl.int64))
-    target_stride = tl.where(in_table, tl.load(row + 2, mask=in_table, other=0), strides[M + 1].to(tl.int64))
+    token_stride = tl.where(in_table, tl.load(row + 1, mask=in_table, other=0), int64(strides[M]))
+    target_stride = tl.where(in_table, tl.load(row + 2, mask=in_table, other=0), int64(strides[M + 1]))
     return address.to(tl.pointer_type(tl.float32)) + token * token_stride + target * target_stride + read
 
 
@@ -73,15 +82,13 @@ def depth_read_kernel(
     out_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
     first_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
     for j in tl.static_range(J):
-        value: tl.constexpr = (VALUES >> 8 * j) & 255
-        stream: tl.constexpr = j if MERGED else value
         top_T = tl.full([TOKENS], float("-inf"), tl.float32)
         total_T = tl.zeros([TOKENS], tl.float32)
         mixed_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
         for s in range(count + PARTIAL):
             at_T = source_logits(table, s, count, read, token_T.to(tl.int64), j, partial, strides, M, STREAMS)
             logit_T = tl.load(at_T, mask=alive_T, other=0.0)
-            address, stride = source_row(table, s, count, stream, partial, strides, value, STREAMS)
+            address, stride = source_row(table, s, count, partial, strides, j, VALUES, MERGED, STREAMS)
             row_T = pointers(address, stride, token_T, dtype, ALIGNED)
             value_TD = tl.load(row_T[:, None] + column_D[None, :], mask=mask_TD, other=0.0).to(tl.float32)
             new_top_T = tl.maximum(top_T, logit_T)

@@ -71,7 +71,7 @@ def depth_prefetch_kernel(
         value_D = tl.load(row + column_D, mask=in_width_D, other=0.0).to(tl.float32)
         mixed_PD += weight_P[:, None] * value_D[None, :]
     entry_P = (tl.minimum(read_P, reads - 1) * J + target).to(tl.int64)
-    row_P = mixes + (entry_P * tokens + token) * width
+    row_P = pointers(mixes.to(tl.int64), width, entry_P * tokens + token, dtype, ALIGNED)
     mask_PD = in_reads_P[:, None] & in_width_D[None, :]
     tl.store(row_P[:, None] + column_D[None, :], mixed_PD.to(dtype), mask=mask_PD)
 

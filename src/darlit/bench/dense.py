@@ -95,7 +95,8 @@ class DenseAttnRes:
 
     def __init__(self, pathway: Any, embedding: Tensor) -> None:
         self.pathway, self.options = pathway, pathway.options
-        self.entries, self.partial = [embedding], None
+        self.entries = [embedding]
+        self.partial: Tensor | None = None
 
     def read(self, branch: int) -> Tensor:
         states = torch.stack([*self.entries, *([] if self.partial is None else [self.partial])])
@@ -107,10 +108,11 @@ class DenseAttnRes:
         return torch.einsum("jsbt,sbtd->jbtd", logits.softmax(1), states).mean(0)
 
     def write(self, branch: int, output: Tensor) -> None:
-        self.partial = output if self.partial is None else self.partial + output
+        total = output if self.partial is None else self.partial + output
+        self.partial = total
         per_block = 2 * self.options.block_size or 1
         if (branch + 1) % per_block == 0 or branch + 1 == self.pathway.num_branches:
-            self.entries, self.partial = [*self.entries, self.partial], None
+            self.entries, self.partial = [*self.entries, total], None
 
     def finish(self) -> Tensor:
         return self.read(self.pathway.num_branches)

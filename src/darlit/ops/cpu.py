@@ -88,9 +88,10 @@ class IncomingAddresses:
     def put(self, index: int, read: int, gradient_ND: Tensor, scalars_N3J: Tensor) -> None:
         """Write down a record as number ``index``."""
         if index == self.capacity:  # some reads were called twice
-            old = self.reads, self.rows, self.scalars
+            old: list[Any] = [self.reads, self.rows, self.scalars]
             self._make(2 * index)
-            for to, kept in zip((self.reads, self.rows, self.scalars), old, strict=True):
+            new: list[Any] = [self.reads, self.rows, self.scalars]
+            for to, kept in zip(new, old, strict=True):
                 ctypes.memmove(to, kept, ctypes.sizeof(kept))
         self.reads[index] = read
         self.rows[2 * index], self.rows[2 * index + 1] = gradient_ND.data_ptr(), gradient_ND.stride(-2)

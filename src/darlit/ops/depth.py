@@ -190,6 +190,9 @@ class Pass:
         self._given, self._version = queries_JRD.detach(), queries_JRD._version
         self._tasks: dict[int, Gradients] = {}
 
+    def _forget(self, task: int) -> None:
+        self._tasks.pop(task, None)
+
     def empty(self) -> Tensor:
         """A tensor of the streams' shape, contiguous."""
         return torch.empty_like(self.like)
@@ -223,7 +226,7 @@ class Pass:
         found = self._tasks.get(task)
         if found is None:
             found = self._tasks[task] = Gradients(self)
-            Variable._execution_engine.queue_callback(lambda: self._tasks.pop(task, None))  # type: ignore[attr-defined]
+            Variable._execution_engine.queue_callback(lambda: self._forget(task))
         return found
 
 
@@ -423,7 +426,7 @@ class _Read(Function):
         step = call.streams + 1
         for index, first_read in enumerate(ctx.seen):
             source = Source((), first_read, -1, -1)
-            *source.rows, source.logits = kept[step * index : step * (index + 1)]  # type: ignore[misc]
+            *source.rows, source.logits = kept[step * index : step * (index + 1)]
             seen.append(source)
         gradient_ND, scalars_N3J = dense(gradient), call.floats(call.tokens, 3 * call.targets)
         call.backend.depth_read_backward(

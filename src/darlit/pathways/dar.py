@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -190,7 +190,7 @@ class DarState(PathwayState):
         return replace(self, history=self.history.fork())
 
     def _read(self, read: int) -> Tensor:
-        shares = None
+        shares: Any = None
         if read >= self.pathway.layout.first_choice:
             shares = self._gate("alpha", read, self.history.newest)  # alpha, 1 - alpha
             self._show("alpha", read, shares[..., :1])

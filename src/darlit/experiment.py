@@ -14,21 +14,38 @@ from typing import Any
 import yaml
 
 from darlit.errors import DarlitError
+from darlit.values import load
 
 
 class ExperimentError(DarlitError):
     """An experiment file that cannot be used; the message says which, why and what to do."""
 
 
+SHARED_ARGUMENTS = ("backbone", "optimizer")
+"""What every class of a model takes, in the same meaning."""
+
+
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with ``above`` on top: mappings merge recursively, all else is replaced."""
+    """Return ``below`` with ``above`` on top: mappings merge recursively, all else is replaced.
+
+    Where ``above`` names another ``class_path``, arguments of the class below are dropped, those that every class of a
+    model takes excepted: another pathway may have an option of the same name and another meaning.
+    """
     merged = dict(below)
+    if _is_other_class(below, above) and isinstance(below.get("init_args"), dict):
+        merged["init_args"] = {key: value for key, value in below["init_args"].items() if key in SHARED_ARGUMENTS}
     for key, value in above.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = merge(merged[key], value)
         else:
             merged[key] = value
     return merged
+
+
+def _is_other_class(below: dict[str, Any], above: dict[str, Any]) -> bool:
+    """Whether both name a class and not the same, which may be written with its module or without."""
+    ours, theirs = (side.get("class_path") for side in (below, above))
+    return ours is not None and theirs is not None and str(ours).rpartition(".")[2] != str(theirs).rpartition(".")[2]
 
 
 def size_and_arm(cell: str) -> tuple[str, str]:
@@ -80,7 +97,9 @@ def _load(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load(path.read_text(encoding="utf-8"))
+    except DarlitError as error:
+        raise ExperimentError(f"{path}, {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ExperimentError(f"{path}: not a readable YAML file: {reason}") from error

@@ -59,7 +59,7 @@ def test_runs_are_numbered_cell_by_cell_and_carry_the_groups_budget(tmp_path: Pa
         ({}, "holds one key, 'groups'"),
         ([], "holds one key, 'groups'"),
         ({"tiny": {"cells": ["tiny_residual"]}}, "group 'tiny' needs 'cells' and 'seeds'"),
-        (_group(steps=3), "may have 'budget' and 'varies', nothing else"),
+        (_group(steps=3), "has no key 'steps'; did you mean seeds? allowed are"),
         (_group(varies="tokens"), "varies must be a list such as [optimizer.learning_rate]"),
         (_group(cells="tiny_residual"), "cells must be a list"),
         (_group(cells=[]), "cells must be a list"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from darlit.errors import DarlitError
+from darlit.fields import check_fields, check_option
 
 RUNTIME_FIELDS = ("implementation", "experts", "checkpoint_layers", "loss_chunk_tokens")
 """What changes speed and memory only: a checkpoint loads whatever these are."""
@@ -62,13 +63,18 @@ class BackboneConfig:
     checkpoint_layers: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, "backbone.")
         positive = ("vocab_size", "num_layers", "width", "num_heads", "ffn_width", "sequence_length")
         for name in (*positive, "loss_chunk_tokens", "norm_eps", "rope_base", "init_std"):
-            if not getattr(self, name) > 0:
-                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
+            value = getattr(self, name)
+            check_option(f"backbone.{name}", value, value > 0, "above 0")
+        check_option("backbone.norm_eps", self.norm_eps, self.norm_eps < 1, "above 0 and below 1")
         for name in ("num_experts", "load_balancing_weight", "router_z_weight"):
-            if not getattr(self, name) >= 0:
-                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be at least 0")
+            value = getattr(self, name)
+            check_option(f"backbone.{name}", value, value >= 0, "at least 0")
+        separator = self.document_separator
+        in_vocabulary = separator is None or 0 <= separator < self.vocab_size
+        check_option("backbone.document_separator", separator, in_vocabulary, "a token id below vocab_size, or null")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise DarlitError(
                 f"backbone.experts_per_token={self.experts_per_token} is not allowed; it must be between 1 and "

@@ -6,16 +6,12 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Literal
 
 from darlit.data.errors import DataError
+from darlit.data.options import Holdout
 from darlit.data.sources import Source
 
 LICENCE = "Python Software Foundation License Version 2 (PSF-2.0), https://docs.python.org/3/license.html"
-Holdout = Literal["validation", "screening"]
-"""What the default corpus holds out of training: the documents that results are reported on, or others, to choose
-settings on, with those of the first left out altogether."""
-
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 

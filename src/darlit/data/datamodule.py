@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
-from darlit.data.corpus import Holdout, default_folder
+from darlit.data.corpus import default_folder
 from darlit.data.documents import DocumentPlace, documents_of_blocks
 from darlit.data.errors import DataError
 from darlit.data.loader import ResumableLoader, TokenDataset
 from darlit.data.manifest import Manifest, open_manifest
+from darlit.data.options import DataOptions, Holdout
 from darlit.data.order import BatchOrder
 from darlit.data.tokenizers import Tokenizer
 from darlit.data.verification import verify
@@ -53,27 +54,18 @@ class TokenDataModule(LightningDataModule):
         verify: Literal["first_use", "always", "sizes"] = "first_use",
     ) -> None:
         super().__init__()
-        for name, value, lowest in (
-            ("sequence_length", sequence_length, 1),
-            ("batch_size", batch_size, 1),
-            ("val_sequences", val_sequences, 1),
-            ("num_workers", num_workers, 0),
-            ("seed", seed, 0),
-        ):
-            if value is not None and value < lowest:
-                raise DataError(f"{name} {value} must be at least {lowest}")
-        if folder is None and tokenizer not in (None, "bytes", "bpe"):
-            raise DataError(
-                f"tokenizer {tokenizer!r}: the default corpus has bytes and bpe; for another one type "
-                "darlit prepare SOURCE --out FOLDER --tokenizer ... and give the folder"
-            )
-        if holdout not in ("validation", "screening"):
-            raise DataError(f"holdout {holdout!r} is not known; give validation or screening")
-        if folder is not None and holdout != "validation":
-            raise DataError(
-                f"holdout {holdout!r} is of the default corpus; for texts of your own prepare a second folder: "
-                "darlit prepare SOURCE --out FOLDER --val-start 0.05"
-            )
+        DataOptions(
+            folder=folder,
+            tokenizer=tokenizer,
+            holdout=holdout,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            val_sequences=val_sequences,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            seed=seed,
+            verify=verify,
+        )
         self.folder = folder
         self.tokenizer = tokenizer
         self.holdout = holdout

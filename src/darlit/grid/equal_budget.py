@@ -104,7 +104,7 @@ _MAY_DIFFER = (
 def _cell_member(cell: Cell) -> Member:
     """What the cell's file says on each field, but for those that its group compares."""
     fields: dict[str, Any] = {"seeds": list(cell.seeds)}
-    for part, content in cell.config.items():
+    for part, content in cell.settings().items():
         for key, value in flatten(part, content).items():
             if not any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER):
                 fields[_NAMES.get(key, key.removeprefix("model.init_args."))] = value

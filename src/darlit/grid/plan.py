@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from darlit.errors import DarlitError
 from darlit.experiment import load_experiment
 from darlit.grid.cells import Cell, read_grid
 from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, CountedMemory, Machine, plan_cell
@@ -98,6 +97,4 @@ def _cells(file: Path) -> list[Cell]:
     if "groups" in config:
         return list(read_grid(file).cells)
     seed = config.get("seed_everything", 0)
-    if type(seed) is not int:
-        raise DarlitError(f"{file}: seed_everything is {seed!r}; it must be a whole number")
     return [Cell(str(config.get("cell", file.stem)), file, {}, config, (seed,), group="", varies=())]

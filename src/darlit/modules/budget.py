@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import lightning.pytorch as pl
+from typing import TYPE_CHECKING
 
 from darlit.errors import DarlitError
-from darlit.pathways.contract import check_option
+from darlit.fields import check_fields, check_option
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Budget:
     validation_interval: int = 50
 
     def __post_init__(self) -> None:
+        check_fields(self, "budget.")
         check_option("budget.batch_tokens", self.batch_tokens, self.batch_tokens >= 1, "at least 1")
         check_option(
             "budget.tokens", self.tokens, self.tokens >= self.batch_tokens, f"at least batch_tokens={self.batch_tokens}"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from darlit.backbone.experts import Experts
-from darlit.pathways.contract import check_option
+from darlit.fields import check_fields, check_option
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class OptimizerConfig:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("warmup_fraction", "decay_fraction", "final_fraction", "beta1", "beta2"):
-            check_option(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        check_fields(self, "optimizer.")
+        for name in ("warmup_fraction", "decay_fraction", "final_fraction"):
+            check_option(f"optimizer.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        for name in ("beta1", "beta2"):
+            check_option(f"optimizer.{name}", getattr(self, name), 0 <= getattr(self, name) < 1, "at least 0, below 1")
         for name in ("learning_rate", "weight_decay", "pathway_lr_multiplier"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        schedules = ("cosine", "warmup_stable_decay")
-        check_option("schedule", self.schedule, self.schedule in schedules, schedules)
+            check_option(f"optimizer.{name}", getattr(self, name), getattr(self, name) >= 0, "at least 0")
 
 
 def parameter_groups(

@@ -15,14 +15,15 @@ Shapes: B batch, T token, D width, S sources of one read.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from darlit.errors import DarlitError
+from darlit.fields import check_fields, check_option
 from darlit.ops.dispatch import choose
 from darlit.pathways.cost import Cost
 
@@ -65,20 +66,11 @@ def observe(probe: Probe | None, depth: int, streams: Streams) -> Streams:
 class PathwayOptions:
     """Base of every pathway's options: a frozen dataclass whose fields all have defaults.
 
-    Fields typed as ``Literal[...]`` are checked here; subclasses extend ``__post_init__`` with their own ranges.
+    Types are checked here, and that numbers are finite; subclasses extend ``__post_init__`` with their own ranges.
     """
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal:
-                check_option(name, getattr(self, name), getattr(self, name) in get_args(kind), get_args(kind))
-
-
-def check_option(name: str, value: object, valid: bool, allowed: object) -> None:
-    """Raise a one-line DarlitError (a ValueError) that names the option, its value and what is allowed."""
-    if not valid:
-        choices = ", ".join(map(str, allowed)) if isinstance(allowed, tuple) else allowed
-        raise DarlitError(f"{name}={value!r} is not allowed; {name} must be {choices}")
+        check_fields(self)
 
 
 @dataclass(kw_only=True)
@@ -187,6 +179,7 @@ class Pathway(nn.Module, ABC):
         super().__init__()
         check_option("num_branches", num_branches, num_branches >= 1, "at least 1")
         check_option("width", width, width >= 1, "at least 1")
+        check_option("norm_eps", norm_eps, 0 <= norm_eps < math.inf, "at least 0 and finite")
         self.num_branches = num_branches
         self.width = width
         self.options: Any = options

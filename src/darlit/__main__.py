@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import sys
 from typing import NoReturn
 
 from darlit import __version__
-from darlit.errors import DarlitError
+from darlit.errors import DarlitError, nearest
 
 VERBS = {
     "fit": ("darlit.cli", "train one cell: fit --config experiments/tiny_dar_full.yaml"),
@@ -30,6 +31,8 @@ VERBS = {
 """Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""
 
 BAD_INPUT = 2
+FAILED_ON_DISK = 74
+"""A file could not be read or written (EX_IOERR): full disk, permissions, a folder that vanished."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,10 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
-        print(f"darlit: error: no verb {verb!r}; choose one of {', '.join(VERBS)}", file=sys.stderr)
+        print(f"darlit: error: no verb {verb!r}; {nearest(verb, VERBS)}", file=sys.stderr)
         return BAD_INPUT
-    module = importlib.import_module(VERBS[verb][0])
+    _replace_unprintable()
     try:
+        module = importlib.import_module(VERBS[verb][0])
         return module.main([verb, *rest] if module.__name__ == "darlit.cli" else rest)
     except DarlitError as error:
         print(f"darlit: error: {error}", file=sys.stderr)
@@ -54,6 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None and error.strerror is None:
+            raise  # not of a file: its traceback is needed
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        print(f"darlit: error: {where}{error.strerror}; nothing that was complete is lost", file=sys.stderr)
+        return FAILED_ON_DISK
+
+
+def _replace_unprintable() -> None:
+    """Print a replacement for every character that the terminal's encoding lacks, instead of ending with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def console() -> NoReturn:

@@ -7,15 +7,17 @@ linked: set by hand, a linked value is refused instead of being overridden in si
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
+from jsonargparse import set_dumper, set_loader
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -34,39 +36,30 @@ from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import Cell, RunRecord
 from darlit.callbacks.throughput import Throughput
 from darlit.checkpoint_io import AtomicCheckpointIO, find
-from darlit.data.datamodule import TokenDataModule
-from darlit.errors import DarlitError
-from darlit.experiment import load_experiments
+from darlit.data.datamodule import TokenDataModule, check_length
+from darlit.errors import DarlitError, nearest
+from darlit.experiment import load_experiments, merge
 from darlit.modules import Budget, LanguageModule
 from darlit.modules.loading import read_checkpoint
 from darlit.modules.sharding import ShardedStrategy
+from darlit.settings import TRAINER_DEFAULTS, read_options, typed
+from darlit.values import dump, load
 
-LINKED = {
-    "trainer.max_steps": "budget.tokens // budget.batch_tokens; set budget.tokens",
-    "trainer.accumulate_grad_batches": "computed from budget.batch_tokens and the devices; set budget.batch_tokens",
-    "trainer.val_check_interval": "computed from budget.validation_interval; set budget.validation_interval",
-    "trainer.default_root_dir": "runs_dir/cell/seed_<seed_everything>; set runs_dir, cell or seed_everything",
-    "model.init_args.backbone.sequence_length": "data.sequence_length; set data.sequence_length",
-    "data.seed": "seed_everything; set seed_everything",
-}
-"""Values that are computed from others, and what to set instead."""
-
-TRAINER_DEFAULTS = {
-    "max_epochs": -1,
-    "gradient_clip_val": 1.0,
-    "log_every_n_steps": 10,
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
-    "use_distributed_sampler": False,
-    "inference_mode": False,  # an evaluation is without gradients; FSDP2 cannot gather parameters as inference tensors
-}
+set_loader("darlit", load, exceptions=(yaml.YAMLError,))
+set_dumper("darlit", dump)
 
 
 class ExactParser(LightningArgumentParser):
-    """Takes options by their full names only: what looks like an abbreviation may be a typing error."""
+    """Takes options by their full names only, YAML as every verb does, and raises one-line errors."""
 
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "parser_mode": "darlit", **options})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise a DarlitError, with the nearest valid name for an option that is not known."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        raise DarlitError(_one_line(message, list(self._option_string_actions))) from ex
 
 
 class DarlitCLI(LightningCLI):
@@ -109,6 +102,8 @@ class DarlitCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_classes(self) -> None:
+        data = self._option("data")
+        check_length(data.folder, data.tokenizer, data.holdout, data.sequence_length)
         # A model that will be sharded is made without values: no process has room for all of them.
         place = torch.device("meta") if _is_sharded(self._option("trainer").strategy) else nullcontext()
         try:
@@ -315,34 +310,32 @@ def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, others
 
 
-def refuse_linked(config: dict[str, Any], options: list[str]) -> None:
-    """Raise if a linked value is set by hand, in a file or as an option.
-
-    Raises:
-        DarlitError: names the value, how it is computed, and what to set instead.
-    """
-    by_hand = {option.partition("=")[0].removeprefix("--") for option in options if option.startswith("--")}
-    for target, source in LINKED.items():
-        spellings = {target, target.replace(".init_args", "")}
-        in_file = config
-        for key in target.split("."):
-            in_file = in_file.get(key, {}) if isinstance(in_file, dict) else {}
-        default = TRAINER_DEFAULTS.get(target, {"trainer.accumulate_grad_batches": 1}.get(target))
-        if spellings & by_hand or in_file not in ({}, None, default):
-            raise DarlitError(f"{target} cannot be set by hand, it is {source}")
+def _one_line(message: str, options: list[str]) -> str:
+    """The cause in a message of jsonargparse, which lists every alternative of a type."""
+    if found := re.search(r"unrecognized arguments: (-[^ =]*)", message, re.IGNORECASE):
+        names = [option for option in options if option.startswith("--")]
+        return f"no option {found[1]}; {nearest(found[1], names)}"
+    if "Parser key" not in message:
+        return " ".join(message.split())
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    wrong = [line.strip(" -") for line in message.splitlines() if re.match(r"[ -]*(Expected|Problem|Option|No )", line)]
+    reason = next((line for line in wrong if "NoneType" not in line), " ".join(message.split())[:200])
+    return f"{keys[-1]}: {reason.rstrip('.: ')}"
 
 
 def main(arguments: list[str]) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``; returns the exit status."""
     verb, *rest = arguments
     files, options = split_configs(rest)
-    config = load_experiments(files)
-    refuse_linked(config, options)
-    if files and "cell" not in config:
-        config["cell"] = Path(files[-1]).stem
+    given, others = read_options(options)
+    config = merge({"cell": Path(files[-1]).stem} if files else {}, merge(load_experiments(files), given))
+    if not {"-h", "--help"} & set(others):
+        if "model" not in config:
+            raise DarlitError(f"{verb} needs a model; add --config FILE, such as experiments/tiny_dar_full.yaml")
+        config = typed(config)
     modules.variants()
     _quieten()
-    merged = ["--config", yaml.safe_dump(config)] if files else []
+    merged = ["--config", dump(config)] if config else []
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other processes of this machine with
     DarlitCLI(
         verb,
@@ -354,7 +347,7 @@ def main(arguments: list[str]) -> int:
         save_config_kwargs={"overwrite": True},
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
-        args=[verb, *merged, *options],
+        args=[verb, *merged, *others],
     )
     return 0
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from darlit.arguments import Parser
 from darlit.data.manifest import describe_tokenizer
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, Export, write_export
@@ -36,7 +36,7 @@ def export(saved: SavedModel, path: Path, tokenizer: str | None = None) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the verb and return its exit status; bad input raises a one-line :class:`DarlitError`."""
-    parser = argparse.ArgumentParser(prog="darlit export", description="One file with a model and all it needs.")
+    parser = Parser(prog="darlit export", description="One file with a model and all it needs.")
     parser.add_argument("model", type=Path, metavar="CHECKPOINT_OR_RUN", help="of a run folder its last.ckpt is taken")
     parser.add_argument("--out", type=Path, required=True, metavar=f"MODEL{EXPORT_SUFFIX}", help="the new file")
     parser.add_argument("--tokenizer", help="bytes or a tokenizer.json (default: the model's)")

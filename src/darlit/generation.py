@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from darlit.arguments import Parser
 from darlit.backbone import Transformer
 from darlit.backbone.cache import KeyValueCache
 from darlit.data.tokenizers import InvalidTextError, Tokenizer
@@ -169,7 +170,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="darlit generate", description="Text from a trained model.")
+    parser = Parser(prog="darlit generate", description="Text from a trained model.")
     parser.add_argument("model", type=Path, metavar="CHECKPOINT_OR_RUN", help="or a file that darlit export wrote")
     parser.add_argument("--prompt", default="", help="how the text begins (default: at the start of a document)")
     parser.add_argument("--tokens", type=int, default=200, help="how many at most (default: 200)")

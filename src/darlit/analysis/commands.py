@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="darlit analyze",
         description="Look inside trained models: one JSON file and one side-by-side picture a question.",
     )

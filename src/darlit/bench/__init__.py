@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
 
 SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu", "moe7b")
@@ -95,7 +96,7 @@ def compare(baseline: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="darlit bench", description=__doc__)
+    parser = Parser(prog="darlit bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)}; none: path")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--width", type=int, default=512)

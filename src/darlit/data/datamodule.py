@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
+from darlit.data.chunks import CHUNK_TOKENS
 from darlit.data.corpus import default_folder
 from darlit.data.documents import DocumentPlace, documents_of_blocks
 from darlit.data.errors import DataError
@@ -17,6 +18,18 @@ from darlit.data.options import DataOptions, Holdout
 from darlit.data.order import BatchOrder
 from darlit.data.tokenizers import Tokenizer
 from darlit.data.verification import verify
+
+
+def check_length(folder: str | None, tokenizer: str | None, holdout: Holdout, sequence_length: int) -> None:
+    """Raise DataError for a sequence that the data cannot give, before a model of that length is built.
+
+    A default corpus that is not prepared yet has chunks of the default size at most.
+    """
+    found = Path(folder) if folder is not None else default_folder(tokenizer or "bytes", holdout)
+    if folder is not None or found.exists():
+        open_manifest(found).check_length(sequence_length)
+    elif sequence_length >= CHUNK_TOKENS:
+        raise DataError(f"sequence_length {sequence_length}: the longest is {CHUNK_TOKENS - 1}; lower sequence_length")
 
 
 class TokenDataModule(LightningDataModule):

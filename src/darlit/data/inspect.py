@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
+from darlit.arguments import Parser
 from darlit.data.manifest import Manifest, open_manifest
 from darlit.data.progress import Progress
 
 
 def main(argv: list[str]) -> int:
     """The verb ``darlit data``: returns the exit status. Raises DataError."""
-    parser = argparse.ArgumentParser(prog="darlit data", description="Look at prepared data, or check it.")
+    parser = Parser(prog="darlit data", description="Look at prepared data, or check it.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="{info,verify}")
     info = actions.add_parser("info", help="tokenizer, splits, sources and fingerprint")
     check = actions.add_parser("verify", help="read every file and compare it with the manifest")

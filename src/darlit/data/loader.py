@@ -32,13 +32,8 @@ class TokenDataset(Dataset[Tensor]):
     """
 
     def __init__(self, manifest: Manifest, split: str, sequence_length: int) -> None:
+        manifest.check_length(sequence_length, split)
         chunks = manifest.split(split)["chunks"]
-        longest = max(chunk["tokens"] for chunk in chunks) - 1
-        if not 1 <= sequence_length <= longest:
-            raise DataError(
-                f"sequence_length {sequence_length}: the longest that {manifest.folder / split} can give is "
-                f"{longest} and the shortest 1; lower sequence_length or prepare more data"
-            )
         self.folder = Path(manifest.folder) / split
         self.block_size = sequence_length + 1
         self._first_tokens = np.array([chunk["first_token"] for chunk in chunks])

@@ -71,6 +71,16 @@ class Manifest:
         definition = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         return SubwordTokenizer(definition, described["name"], described["separator_token"])
 
+    def check_length(self, sequence_length: int, *splits: str) -> None:
+        """Raise DataError for a sequence length that is longer than every chunk of a split; by default of both."""
+        for split in splits or self.content["splits"]:
+            longest = max(chunk["tokens"] for chunk in self.split(split)["chunks"]) - 1
+            if not 1 <= sequence_length <= longest:
+                raise DataError(
+                    f"sequence_length {sequence_length}: the longest that {self.folder / split} can give is "
+                    f"{longest} and the shortest 1; lower sequence_length or prepare more data"
+                )
+
     def check_sizes(self) -> None:
         """Compare every file's size with the manifest, in milliseconds. Raises DataError."""
         for name, described in self.content["files"].items():

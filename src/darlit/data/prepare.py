@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from darlit.arguments import Parser
 from darlit.data.chunks import CHUNK_TOKENS, SplitWriter, token_dtype
 from darlit.data.corpus import LICENCE, Holdout, default_folder, standard_library_sources
 from darlit.data.encode import SPLITS, DuplicateFilter, SplitRule, read_documents_of
@@ -298,7 +299,7 @@ def _version(package: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     defaults = Options()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="darlit prepare",
         description="Turn texts into token chunks for training. Interrupted, type the same again to go on.",
     )

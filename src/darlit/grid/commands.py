@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
 from darlit.grid import choices, local, plan, slurm
 from darlit.grid.cells import Grid, Task, read_grid
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="darlit grid", description="Cells x seeds under one budget.")
+    parser = Parser(prog="darlit grid", description="Cells x seeds under one budget.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, run, line in (
         ("check", _check, "refuse a grid whose cells do not share one budget"),

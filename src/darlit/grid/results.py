@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from darlit.arguments import Parser
 from darlit.atomic import write_text
 from darlit.grid.comparison import Comparison, compare
 from darlit.grid.equal_budget import check_runs
@@ -34,9 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_NAME, description="Check finished runs for equal budgets and write their table and figures."
-    )
+    parser = Parser(prog=_NAME, description="Check finished runs for equal budgets and write their table and figures.")
     parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where to write (default: results)")
     parser.add_argument("--grid", type=Path, help="grid file whose cells and seeds the table should hold")

@@ -23,7 +23,6 @@ difference is at most ``eps (1 / read_share^2 - 1) / (2 mean(x^2))`` per norm.)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch

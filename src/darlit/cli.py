@@ -130,7 +130,11 @@ class DarlitCLI(LightningCLI):
         kwargs["callbacks"] = [*self._callbacks(folder), *given]
         kwargs["plugins"] = [*_plugins(), *(self._get(self.config_init, "trainer").get("plugins") or [])]
         with torch.device("cpu"):
-            return super().instantiate_trainer(**kwargs)
+            try:
+                return super().instantiate_trainer(**kwargs)
+            except (TypeError, ValueError) as error:  # Lightning's words on accelerator, devices, strategy, ...
+                cause = _root_cause(error)
+                raise DarlitError(f"trainer: {' '.join(str(cause).split())}") from error
 
     def _callbacks(self, folder: Path) -> list[Any]:
         cell = Cell(self._option("cell"), int(self._option("seed_everything")))
@@ -310,17 +314,29 @@ def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, others
 
 
+_WORDS = {
+    "a <class 'list'>": "a list",
+    "<class 'int'>": "whole number",
+    "<class 'float'>": "number",
+    "<class 'bool'>": "true or false",
+}
+
+
 def _one_line(message: str, options: list[str]) -> str:
     """The cause in a message of jsonargparse, which lists every alternative of a type."""
     if found := re.search(r"unrecognized arguments: (-[^ =]*)", message, re.IGNORECASE):
-        names = [option for option in options if option.startswith("--")]
-        return f"no option {found[1]}; {nearest(found[1], names)}"
-    if "Parser key" not in message:
-        return " ".join(message.split())
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    wrong = [line.strip(" -") for line in message.splitlines() if re.match(r"[ -]*(Expected|Problem|Option|No )", line)]
-    reason = next((line for line in wrong if "NoneType" not in line), " ".join(message.split())[:200])
-    return f"{keys[-1]}: {reason.rstrip('.: ')}"
+        return f"no option {found[1]}; {nearest(found[1], [name for name in options if name.startswith('--')])}"
+    # Nested: the key that is meant, and the reason, come last.
+    *_, key, reasons = re.split(r'(?:Parser key "([^"]+)":)', message) if "Parser key" in message else ("", message)
+    value = re.search(r"(?:Given|Got) value: (.*)", reasons)
+    lines = [line.strip(" -.:") for line in reasons.splitlines()]
+    wrong = [line for line in lines if re.match("Expected|Problem", line) and "path but" not in line]
+    reason = next((line for line in wrong if "NoneType" not in line), " ".join(reasons.split())[:300])
+    for kind, word in _WORDS.items():
+        reason = reason.replace(kind, word)
+    reason = re.sub(r"\. Got value: .*", "", reason)
+    shown = f"={value[1]} is not allowed" if value and len(value[1]) <= 60 else ""
+    return f"{key}{shown}: {reason}" if key else reason
 
 
 def main(arguments: list[str]) -> int:

@@ -98,7 +98,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _untyped(text: Text, hint: Any) -> Any:
     """What was typed in a shell: itself where the field is text, else what YAML says it is."""
-    if (set(_members(hint)) <= {str, type(None)} or get_origin(hint) is Literal) and text != "null":
+    as_it_is = all(member in (str, type(None)) or get_origin(member) is Literal for member in _members(hint))
+    if as_it_is and text != "null":
         return str(text)
     try:
         return load(text)
@@ -122,7 +123,9 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return ", ".join(map(str, get_args(hint)))
     words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
-    return " or ".join(words.get(member, str(member)) for member in _members(hint))
+    return " or ".join(words.get(member) or _words_of_other(member) for member in _members(hint))
+
+
+def _words_of_other(hint: Any) -> str:
+    return ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else str(hint)

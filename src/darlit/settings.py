@@ -43,6 +43,16 @@ KEYS = ("model", "data", "budget", "trainer", *SCALARS, *OTHERS)
 
 SEEDS = 2**32
 """Seeds are below."""
+Precision = Literal[  # Lightning names
+    "32-true",
+    "bf16-mixed",
+    "bf16-true",
+    "16-mixed",
+    "16-true",
+    "64-true",
+    "transformer-engine",
+    "transformer-engine-float16",
+]
 PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 """Lightning's short names of precisions, and what they mean."""
 
@@ -54,7 +64,7 @@ class TrainerOptions:
     accelerator: str | None = None
     devices: int | str | list[int] | None = None
     num_nodes: int | None = None
-    precision: str | None = None
+    precision: Precision | None = None
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     limit_val_batches: int | float | None = None
@@ -75,8 +85,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 def read_options(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the settings among command-line options as a mapping, and all other options as they are.
 
-    ``--model.backbone.width 64``, ``--model.init_args.backbone.width=64``, ``--model CLASS``, ``--data '{seed: 5}'`` and
-    ``--trainer FILE`` are settings.
+    ``--model.backbone.width 64``, ``--model.init_args.backbone.width=64``, ``--model CLASS``, ``--data '{seed: 5}'``
+    and ``--trainer FILE`` are settings.
 
     Raises:
         DarlitError: an option without its value, or a group that is neither a mapping nor a file.

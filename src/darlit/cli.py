@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
+from darlit.atomic import partial_file
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
 from darlit.callbacks.non_finite import NonFiniteGuard
@@ -239,8 +240,8 @@ class DarlitCLI(LightningCLI):
         """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
         batches = self._evaluate("predict")
         out = Path(self._option("trainer").default_root_dir) / "predictions.pt"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(torch.cat(batches), out)
+        with partial_file(out) as partial:
+            torch.save(torch.cat(batches), partial)
         rank_zero_info(f"loss of every token of {sum(map(len, batches))} sequences: {out}")
 
     def _evaluate(self, verb: str) -> Any:

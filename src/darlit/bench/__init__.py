@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from darlit.arguments import Parser
+from darlit.atomic import write_text
 from darlit.errors import DarlitError
 
 SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu", "moe7b")
@@ -58,8 +59,7 @@ def main(arguments: list[str]) -> int:
         results["suites"][suite] = rows
         print(table(suite, rows), flush=True)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_text(options.json, json.dumps(results, indent=1) + "\n")
     worse = [] if baseline is None else compare(baseline, results)
     for line in worse:
         print(f"worse than the baseline: {line}")
@@ -126,7 +126,7 @@ def _read_baseline(path: Path | None) -> dict[str, Any] | None:
         return None
     if not path.exists():
         raise DarlitError(f"no baseline at {path}; make one with darlit bench ... --json {path}")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _machine() -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from pathlib import Path
 
+from darlit.cache_folder import cache_folder
 from darlit.data.errors import DataError
 from darlit.data.options import Holdout
 from darlit.data.sources import Source
@@ -32,14 +32,6 @@ def standard_library_sources() -> list[Source]:
             "darlit prepare SOURCE --out FOLDER, and give the folder"
         )
     return sources
-
-
-def cache_folder() -> Path:
-    """``$DARLIT_CACHE``, or ``darlit`` in the user's cache folder."""
-    chosen = os.environ.get("DARLIT_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "darlit"
 
 
 def default_folder(tokenizer: str, holdout: Holdout = "validation") -> Path:

@@ -8,7 +8,6 @@ then nothing opens. The same preparation typed again goes on after the last fini
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from darlit.atomic import write_text
 from darlit.data.chunks import SplitWriter
 from darlit.data.encode import SPLITS
 from darlit.data.errors import DataError
@@ -54,7 +54,7 @@ class Staging:
         if (self.folder / PLAN_FILE).exists():
             self.done = self._finished_sources()
         else:
-            _write_atomically(self.folder / PLAN_FILE, json.dumps(plan))
+            write_text(self.folder / PLAN_FILE, json.dumps(plan))
         self._progress = (self.folder / PROGRESS_FILE).open("w", encoding="utf-8")
         for entry in self.done:
             self._write_entry(entry)
@@ -128,12 +128,3 @@ class Staging:
                 break
             entries.append(entry)
         return entries
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

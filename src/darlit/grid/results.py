@@ -63,15 +63,16 @@ def _results(arguments: argparse.Namespace, asked: dict[str, dict[str, list[int]
         )
     comparisons = _compare_all(finished, asked)
 
+    # Files first: whatever happens to the terminal, the table is written.
+    if arguments.into is not None:
+        short = "\n".join(f"Size {one.size}:\n\n{markdown(one, brief=True)}" for one in comparisons)
+        replace_between(arguments.into, _NAME, f"\n{short}")
+    _write(comparisons, finished, out, figures)
     console = Console() if sys.stdout.isatty() else Console(width=140)
     for comparison in comparisons:
         show(comparison, console)
     if unfinished:
         console.print(f"{len(unfinished)} unfinished: " + ", ".join(map(str, unfinished)), highlight=False)
-    if arguments.into is not None:
-        short = "\n".join(f"Size {one.size}:\n\n{markdown(one, brief=True)}" for one in comparisons)
-        replace_between(arguments.into, _NAME, f"\n{short}")
-    _write(comparisons, finished, out, figures)
     console.print(
         f"written: {out}/table.md, .csv, .tex, README.md" + (", figures/" if figures != "none" else ""), highlight=False
     )

@@ -6,6 +6,7 @@ so that later edits change nothing, the script, Slurm's own output and the job's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -109,8 +110,10 @@ class Submission:
 
 def user_file() -> Path:
     """Where a user keeps a cluster's defaults."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "darlit" / "cluster.yaml"
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    with contextlib.suppress(RuntimeError):  # no home folder: then there is no such file either
+        base = base.expanduser()
+    return base / "darlit" / "cluster.yaml"
 
 
 def prepare(grid: Grid, runs_dir: Path, indices: Sequence[int], options: ClusterOptions) -> Submission:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
@@ -62,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         if error.filename is None and error.strerror is None:
             raise  # not of a file: its traceback is needed
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        print(f"darlit: error: {where}{error.strerror}; nothing that was complete is lost", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        print(f"darlit: error: {where}{error.strerror}{'; make room there' if full else ''}", file=sys.stderr)
         return FAILED_ON_DISK
 
 

@@ -48,7 +48,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     """Save to an open file; an error of the disk stays one, which PyTorch turns into an error of its own archive."""
-    writer = _Writer(file)
+    writer: Any = _Writer(file)
     try:
         torch.save(checkpoint, writer)
         file.flush()

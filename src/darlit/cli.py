@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
-from darlit.atomic import partial_file
+from darlit.atomic import errors_name, partial_file
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
 from darlit.callbacks.non_finite import NonFiniteGuard
@@ -228,7 +228,8 @@ class DarlitCLI(LightningCLI):
             # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
             step = 0 if path is None else read_checkpoint(path)["global_step"]
             self.trainer.logger = _tensorboard(folder, purge_step=step)
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        with errors_name(folder):
+            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
     def validate(self, **kwargs: Any) -> None:
         self._evaluate("validate")

@@ -38,7 +38,7 @@ def check_fields(options: Any, prefix: str = "") -> None:
 
 
 @functools.cache
-def field_types(options: type[Any]) -> dict[str, Any]:
+def field_types(options: Any) -> dict[str, Any]:
     """Return the type of every field of a dataclass, by name."""
     hints = get_type_hints(options)
     return {name: hints[name] for name in options.__dataclass_fields__}

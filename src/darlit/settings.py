@@ -41,6 +41,10 @@ OTHERS = ("ckpt_path", "weights_only", "memory_estimate", "non_finite", "picture
 """Keys of an experiment whose content only `darlit.cli` knows."""
 KEYS = ("model", "data", "budget", "trainer", *SCALARS, *OTHERS)
 
+_GROUPS = (
+    *("data", "budget", "trainer", "model", "model.init_args"),
+    *(f"model.init_args.{part}" for part in ("backbone", "optimizer", "pathway")),
+)
 SEEDS = 2**32
 """Seeds are below."""
 Precision = Literal[  # Lightning names
@@ -282,9 +286,7 @@ def _setting(option: str) -> list[str] | None:
 
 def _value(name: str, path: Sequence[str], text: str) -> Any:
     """What an option sets: text for a field; for a group a mapping, in line or in a file, or a class."""
-    groups = (("data",), ("budget",), ("trainer",), ("model",), ("model", "init_args"))
-    groups += tuple(("model", "init_args", part) for part in ("backbone", "optimizer", "pathway"))
-    if tuple(path) not in groups:
+    if ".".join(path) not in _GROUPS:
         return Text(text)
     try:
         value = load(text)
@@ -296,7 +298,7 @@ def _value(name: str, path: Sequence[str], text: str) -> Any:
         return value
     if Path(value).is_file():
         return load_experiment(value)
-    if tuple(path) == ("model",):
+    if path == ["model"]:
         return {"class_path": value}
     raise DarlitError(f"{name} {value!r} is neither a file nor a mapping such as '{{name: value}}'")
 

@@ -20,6 +20,7 @@ from darlit.data.datamodule import TokenDataModule
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest, open_manifest
 from darlit.data.prepare import Options, prepare, prepare_default
+from darlit.errors import DarlitError
 
 
 class Recorder(pl.LightningModule):
@@ -300,5 +301,7 @@ def test_settings_are_chosen_on_other_documents_than_they_are_reported_on(
 def test_the_holdout_belongs_to_the_default_corpus(folder: Path) -> None:
     with pytest.raises(DataError, match=r"of the default corpus; for texts of your own .* --val-start 0\.05"):
         TokenDataModule(folder=str(folder), holdout="screening")
-    with pytest.raises(DataError, match="holdout 'a' is not known; give validation or screening"):
+    with pytest.raises(
+        DarlitError, match="data.holdout='a' is not allowed; data.holdout must be validation, screening"
+    ):
         TokenDataModule(holdout="a")  # type: ignore[arg-type]

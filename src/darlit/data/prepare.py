@@ -29,6 +29,7 @@ from darlit.data.progress import Progress
 from darlit.data.sources import Source, SourceReader, TextUnit, find_sources
 from darlit.data.staging import Staging
 from darlit.data.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, train_bpe
+from darlit.fields import check_fields
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Options:
     chunk_tokens: int = CHUNK_TOKENS
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.val_fraction < 1.0:
             raise DataError(f"val_fraction {self.val_fraction} is not between 0 and 1; give 0.05 for 5 %")
         if not 0.0 <= self.val_start < 1.0 - self.val_fraction:

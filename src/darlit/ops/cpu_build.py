@@ -27,6 +27,8 @@ from darlit.errors import DarlitError
 
 SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp", "streams.cpp", "two_phase.cpp")]
 HEADERS = [Path(__file__).with_name("rows.h")]
+MAPS = Path("/proc/self/maps")
+"""What this process has loaded, on Linux."""
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
 
 
@@ -102,8 +104,7 @@ def _features() -> str:
 
 def _openmp() -> Path | None:
     """The GNU OpenMP library that this process has loaded; None: build without threads."""
-    maps = Path("/proc/self/maps")
-    for line in maps.read_text(errors="surrogateescape").splitlines() if maps.exists() else []:
+    for line in MAPS.read_text(errors="surrogateescape").splitlines() if MAPS.exists() else []:
         # Five columns, then the path, which may hold blanks; most lines have none.
         path = Path(line.split(maxsplit=5)[-1])
         if path.name.startswith("libgomp"):

@@ -301,7 +301,5 @@ def test_settings_are_chosen_on_other_documents_than_they_are_reported_on(
 def test_the_holdout_belongs_to_the_default_corpus(folder: Path) -> None:
     with pytest.raises(DataError, match=r"of the default corpus; for texts of your own .* --val-start 0\.05"):
         TokenDataModule(folder=str(folder), holdout="screening")
-    with pytest.raises(
-        DarlitError, match="data.holdout='a' is not allowed; data.holdout must be validation, screening"
-    ):
+    with pytest.raises(DarlitError, match="data.holdout='a' .* must be validation, screening"):
         TokenDataModule(holdout="a")  # type: ignore[arg-type]

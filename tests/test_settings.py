@@ -21,6 +21,7 @@ from darlit.fields import field_types
 from darlit.grid.cells import read_grid
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.estimate import Machine, plan_cell
+from darlit.grid.slurm import ClusterOptions
 from darlit.settings import LINKED, TRAINER_DEFAULTS, TrainerOptions, _trainer_names, complete, read_options, typed
 
 SPELLED = {
@@ -217,3 +218,19 @@ def test_what_is_read_of_the_trainer_is_an_argument_of_it() -> None:
     assert set(_trainer_names()) == arguments
     linked = {name.removeprefix("trainer.") for name in LINKED if name.startswith("trainer.")}
     assert {*field_types(TrainerOptions), *TRAINER_DEFAULTS, *linked} <= arguments
+
+
+def test_times_of_a_cluster_file_are_text(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("time: 24:00:00\ngpus: 010\n")
+    assert ClusterOptions.read(file) == ClusterOptions(time="24:00:00", gpus=10)
+    file.write_text("tiem: 24:00:00\n")
+    with pytest.raises(DarlitError, match=r"cluster.yaml: unknown key 'tiem'; did you mean time\?"):
+        ClusterOptions.read(file)
+
+
+def test_help_needs_no_valid_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--budget.tokens", "many", "--help"])
+    assert ended.value.code == 0
+    assert "--budget.tokens" in capsys.readouterr().out

@@ -32,7 +32,8 @@ def check_fields(options: Any, prefix: str = "") -> None:
 
     An integer may stand for a float; a bool stands for nothing else; floats must be finite.
     """
-    for name, hint in field_types(type(options)).items():
+    kind: Any = type(options)
+    for name, hint in field_types(kind).items():
         value = getattr(options, name)
         check_option(prefix + name, value, _is_of(value, hint), _words(hint))
 
@@ -70,7 +71,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     return converted
 
 
-def convert_fields(prefix: str, values: Any, options: type[Any]) -> dict[str, Any]:
+def convert_fields(prefix: str, values: Any, options: Any) -> dict[str, Any]:
     """Return a mapping that was read with every value as the type of its field in ``options``, a dataclass.
 
     Raises:

@@ -80,6 +80,9 @@ class Text(str):
     __slots__ = ()
 
 
+_Dumper.add_representer(Text, yaml.SafeDumper.represent_str)
+
+
 def load(text: str) -> Any:
     """Return what a YAML text says.
 

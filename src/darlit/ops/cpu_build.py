@@ -1,9 +1,9 @@
 """Build the C++ kernels of this folder for this machine when they are first needed, and load them.
 
 The library is plain C++ behind a C interface: no PyTorch header, no pip package, one compiler call of a few seconds.
-It is kept in the cache folder (``DARLIT_CACHE``, default ``~/.cache/darlit``) in a file named after everything it depends on: the
-source, the compiler, the processor's features and PyTorch with its OpenMP. A folder shared by different machines is
-therefore safe, and so are processes that start at once: each builds into a file of its own and renames it.
+It is kept in the cache folder in a file named after everything it depends on: the source, the compiler, the features of
+the processor and PyTorch with its OpenMP. A folder shared by different machines is therefore safe, and so are processes
+that start at once: each builds into a file of its own and renames it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_the_budget_of_a_group_is_typed(tmp_path: Path) -> None:
 def test_a_default_that_is_written_out_equals_one_that_is_not() -> None:
     said = {"model": {"class_path": "ResidualLM", "init_args": {"optimizer": {"beta1": 0.9}}}, "trainer": {}}
     unsaid = {"model": {"class_path": "ResidualLM"}, "data": {"batch_size": 16}}
-    assert complete(said) == complete(unsaid)
+    assert complete(said) == complete(unsaid) == complete(complete(said))
     assert typed(unsaid) == {**unsaid, "model": {"class_path": "ResidualLM", "init_args": {}}}
 
 

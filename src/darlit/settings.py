@@ -7,7 +7,6 @@ default that is written out equals one that is not. Nothing here imports Lightni
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -138,7 +137,7 @@ def typed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `typed`, with the default of every setting that it does not say."""
+    """Return `typed`, with the default of every setting that it does not say, linked values excepted."""
     return _read(config, defaults=True)
 
 
@@ -199,18 +198,19 @@ def is_seed(value: Any) -> bool:
 
 def _group(name: str, values: Any, options: type[Any], defaults: bool, **linked: Any) -> dict[str, Any]:
     """The converted values of one group; the dataclass checks their ranges."""
-    given = convert_fields(name, values, options)
+    known, given = field_types(options), convert_fields(name, values, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever builds the model is warned
         made = options(**{**given, **linked})
-    return {key: value for key, value in dataclasses.asdict(made).items() if key in given or defaults}
+    said = given if not defaults else [key for key in known if f"{name}.{key}" not in LINKED]
+    return {key: getattr(made, key) for key in known if key in said}
 
 
 def _trainer(values: Any, defaults: bool) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         convert_fields("trainer", values, TrainerOptions)  # says what is wrong
     known = field_types(TrainerOptions)
-    content = {**TRAINER_DEFAULTS, **values} if defaults else dict(values)
+    content = {"precision": "32-true", **TRAINER_DEFAULTS, **values} if defaults else dict(values)
     for key, value in content.items():
         if key in known:
             content[key] = convert(f"trainer.{key}", _plain(key, value), known[key])

@@ -53,7 +53,7 @@ def _build() -> Path:
     key = hashlib.sha256()
     code = [path.read_text(encoding="utf-8") for path in (*SOURCES, *HEADERS)]
     for part in (*code, _version(compiler), _features(), torch.__version__, str(openmp), *compiler[1:], *FLAGS):
-        key.update(part.encode() + b"\0")
+        key.update(part.encode("utf-8", "surrogateescape") + b"\0")
     folder = cache_folder()
     built = folder / f"kernels-{key.hexdigest()[:20]}.so"
     if built.exists():

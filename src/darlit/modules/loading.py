@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from darlit import sharded_checkpoint
+from darlit import sharded_checkpoint, values
 from darlit.checkpoint_io import find
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
@@ -190,8 +190,8 @@ def _run_config(checkpoint: Path) -> dict[str, Any]:
     if checkpoint.parent.name != "checkpoints" or not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        config = values.load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, DarlitError) as error:
         raise DarlitError(f"{path}: not a readable config.yaml ({' '.join(str(error).split())})") from error
     if not isinstance(config, dict):
         raise DarlitError(f"{path}: not the config.yaml that darlit fit wrote; copy the run folder again")

@@ -286,10 +286,14 @@ def test_a_resumed_run_keeps_its_budget_and_schedule(
     ):
         with pytest.raises(DarlitError, match=re.escape(named)):
             fit(experiment, "--ckpt_path", "last", option, str(value))
-    # From a checkpoint given by its path it is a new plan, which the user is told about.
+    # In another cell, from the checkpoint given by its path, it is a new plan, which the user is told about.
     last = run_folder(experiment) / "checkpoints" / "last.ckpt"
+    with pytest.raises(DarlitError, match="budget.tokens=5120, now it is 10240"):
+        fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256))
     with pytest.warns(UserWarning, match="planned for 20 steps .* now 40"):
-        assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256)) == 0
+        assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256), "--cell", "longer") == 0
+    longer = summary(experiment.parent / "runs" / "longer" / "seed_0")
+    assert longer["identity"]["continued_from"].startswith("step 5 of ")
 
 
 def test_last_is_the_last_state_also_when_it_is_not_the_best(tmp_path: Path, data_folder: Path) -> None:

@@ -31,7 +31,6 @@ VERBS = {
 }
 """Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""
 
-BAD_INPUT = 2
 FAILED_ON_DISK = 74
 """A file could not be read or written (EX_IOERR): full disk, permissions, a folder that vanished."""
 
@@ -48,14 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
     verb, *rest = arguments
     if verb not in VERBS:
         print(f"darlit: error: no verb {verb!r}; {nearest(verb, VERBS)}", file=sys.stderr)
-        return BAD_INPUT
+        return DarlitError.exit_status
     _replace_unprintable()
     try:
         module = importlib.import_module(VERBS[verb][0])
         return module.main([verb, *rest] if module.__name__ == "darlit.cli" else rest)
     except DarlitError as error:
         print(f"darlit: error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return error.exit_status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

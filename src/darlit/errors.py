@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class DarlitError(ValueError):
     """One line: what was given, what is allowed, what to type."""
 
+    exit_status = 2
+    """What ``darlit`` exits with."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what to say about a name that is not known: the nearest valid one, and all of them where they are few."""

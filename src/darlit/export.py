@@ -28,6 +28,7 @@ def export(saved: SavedModel, path: Path, tokenizer: str | None = None) -> None:
         "hyper_parameters": {key: dict(values) for key, values in saved.module.hparams.items()},
         "step": saved.step,
         "cell": saved.name,
+        "identity": saved.identity,
         "tokenizer": describe_tokenizer(found),
         "tokenizer_definition": found.definition,
     }

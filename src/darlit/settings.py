@@ -147,7 +147,7 @@ def class_of(class_path: str) -> type[Any] | str:
     Raises:
         DarlitError: no such class, or not a language module.
     """
-    from darlit.grid.variants import pathway_names
+    from darlit.variants import pathway_names
 
     known = pathway_names()
     home, _, name = class_path.rpartition(".")

@@ -15,8 +15,8 @@ from darlit.__main__ import main
 from darlit.errors import DarlitError
 from darlit.grid.cells import read_grid
 from darlit.grid.estimate import Machine, plan_cell
-from darlit.grid.variants import pathway_names
 from darlit.modules import variants
+from darlit.variants import pathway_names
 
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"

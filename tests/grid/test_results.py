@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from darlit.grid.comparison import compare
 from darlit.grid.equal_budget import check_runs
 from darlit.grid.figures import draw_deltas
 from darlit.grid.runs import find_runs
-from grid.fakes import make_summary, write_loss, write_run
+from grid.fakes import make_summary, write_cell_file, write_loss, write_run
 
 
 def _rows(out: Path) -> dict[str, dict[str, str]]:
@@ -262,7 +263,7 @@ def test_two_hundred_runs_become_one_table(tmp_path: Path) -> None:
 def test_a_grid_file_lists_what_is_still_missing_and_leaves_out_what_it_does_not_name(tmp_path: Path) -> None:
     runs, out, grid = tmp_path / "runs", tmp_path / "results", tmp_path / "grid.yaml"
     for arm in ("residual", "dar_full", "hc2"):
-        (tmp_path / f"tiny_{arm}.yaml").write_text("budget: {tokens: 2000, batch_tokens: 20}\n")
+        write_cell_file(tmp_path, f"tiny_{arm}")
     grid.write_text("groups: {tiny: {cells: [tiny_dar_full, tiny_residual, tiny_hc2], seeds: [0, 1]}}\n")
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
     write_loss(runs, "residual", 1, [5.0, 4.0, 3.0, 2.2])
@@ -274,3 +275,27 @@ def test_a_grid_file_lists_what_is_still_missing_and_leaves_out_what_it_does_not
     assert [row["seeds_missing"] for row in rows.values()] == ["", "0", "0 1"]
     assert float(rows["tiny_hc2"]["delta_percent"]) == pytest.approx(-50.0)
     assert "| dar_full | 0 of 2 | — |" in (out / "table.md").read_text()
+
+
+def test_a_loss_that_is_not_of_the_last_step_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = {part: values[:-1] for part, values in make_summary("tiny", "residual", 0)["curve"]["val"].items()}
+    file = write_run(tmp_path / "runs", make_summary("tiny", "residual", 0, curve__val=short, val_loss_final=3.0))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert (
+        f"{file}: was validated last at step 50 of 100: its loss is not that of its budget" in capsys.readouterr().err
+    )
+    never = {part: [] for part in short}
+    file.write_text(json.dumps(make_summary("tiny", "residual", 0, curve__val=never)))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert "was validated last at step 0 of 100" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_differ_in_any_field_of_their_identity_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arm, sequences in (("residual", 16), ("dar_full", 8)):
+        identity = {"data.val_sequences": sequences, "pathway.x": arm, "seed_everything": 0, "model.class_path": arm}
+        write_run(tmp_path / "runs", make_summary("tiny", arm, 0, schema_version=2, identity=identity, devices=1))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert "size tiny: validation sequences differs: 16 in " in capsys.readouterr().err

@@ -15,9 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from darlit.errors import DarlitError
-
-INTERRUPTED = 75
-"""Exit status of a run that stopped early and can be continued with ``--ckpt_path last`` (EX_TEMPFAIL)."""
+from darlit.run import INTERRUPTED, RunFolder
 
 
 class Preemption(pl.Callback):
@@ -63,7 +61,7 @@ class Preemption(pl.Callback):
         return trainer.strategy.reduce_boolean_decision(received, all=False) if trainer.world_size > 1 else received
 
     def _save_and_exit(self, trainer: pl.Trainer) -> None:
-        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        path = RunFolder(Path(trainer.default_root_dir)).checkpoint("last")
         trainer.save_checkpoint(path)
         name = self.received.name if self.received else "a signal to another rank"
         if trainer.is_global_zero:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +16,28 @@ from darlit.backbone.sizes import parameter_counts, training_flops_per_token
 from darlit.callbacks.hardware import git_revision, hardware, peak_memory_bytes, versions
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.throughput import Throughput
-from darlit.experiment import size_and_arm
 from darlit.modules import Budget, LanguageModule
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Which cell of the grid a run is: ``<size>_<arm>`` under a seed."""
-
-    name: str
-    seed: int
-
-    @property
-    def size(self) -> str:
-        return size_and_arm(self.name)[0]
-
-    @property
-    def arm(self) -> str:
-        return size_and_arm(self.name)[1]
+from darlit.run import SCHEMA_VERSION, Cell, RunFolder
 
 
 class RunRecord(pl.Callback):
     """Writes what a finished run leaves. ``summary.json`` is the last file, whole or absent: its presence means done.
 
     Args:
-        cell: name and seed.
+        cell: of the grid.
+        seed: of the run.
         budget: what was planned.
         seconds_between_progress: how often ``progress.json`` is written.
     """
 
-    def __init__(self, cell: Cell, budget: Budget, seconds_between_progress: float = 10.0) -> None:
+    def __init__(self, cell: Cell, seed: int, budget: Budget, seconds_between_progress: float = 10.0) -> None:
         self.cell = cell
+        self.seed = seed
         self.budget = budget
+        self.identity: dict[str, Any] = {}
+        """What the run is (`darlit.run`); set before the first step."""
+        self.revisions: list[str] = []
+        """Revisions of darlit that trained it, in order; ``-dirty`` marks a changed checkout."""
         self.seconds_between_progress = seconds_between_progress
         self.train_curve: dict[str, list[Any]] = {"step": [], "tokens": [], "loss": []}
         self.val_curve: dict[str, list[Any]] = {"step": [], "tokens": [], "loss": [], "seconds": []}
@@ -62,6 +49,11 @@ class RunRecord(pl.Callback):
         self._losses: list[Any] = []
         self._started = 0.0
         self._last_progress = 0.0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        revision = git_revision()  # now: the checkout may change while it trains
+        if revision is not None and revision not in self.revisions:
+            self.revisions.append(revision)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.monotonic()
@@ -98,19 +90,20 @@ class RunRecord(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A run that was killed between its last checkpoint and its summary has nothing left to train: finish it."""
-        if not (self._folder(trainer) / "summary.json").exists():
+        if not self._folder(trainer).is_done:
             self._write_summary(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint["budget"] = {"tokens": self.budget.tokens, "batch_tokens": self.budget.batch_tokens}
+        checkpoint["identity"] = dict(self.identity)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "train_curve": self.train_curve,
             "val_curve": self.val_curve,
             "bits_per_byte": self.bits_per_byte,
+            "revisions": self.revisions,
             "restarts": self.restarts,
             "wall_time": self._wall_time(),
             "losses": [float(loss) for loss in self._losses],
@@ -121,6 +114,7 @@ class RunRecord(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.train_curve, self.val_curve = state_dict["train_curve"], state_dict["val_curve"]
         self.bits_per_byte = state_dict["bits_per_byte"]
+        self.revisions = list(dict.fromkeys([*state_dict["revisions"], *self.revisions]))
         self.restarts = state_dict["restarts"] + 1
         self.wall_time = state_dict["wall_time"]
         self._losses = list(state_dict["losses"])
@@ -132,7 +126,7 @@ class RunRecord(pl.Callback):
             return
         assert isinstance(pl_module, LanguageModule)
         summary = self._summary(trainer, pl_module)
-        write_text(self._folder(trainer) / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        write_text(self._folder(trainer).summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def _summary(self, trainer: pl.Trainer, module: LanguageModule) -> dict[str, Any]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -143,8 +137,10 @@ class RunRecord(pl.Callback):
             "cell": self.cell.name,
             "arm": self.cell.arm,
             "size": self.cell.size,
-            "seed": self.cell.seed,
-            "git_revision": git_revision(),
+            "seed": self.seed,
+            "identity": self.identity,
+            "devices": trainer.world_size,
+            "git_revision": ", ".join(self.revisions) or None,
             "versions": versions(),
             "hardware": hardware(),
             "budget": {
@@ -197,7 +193,7 @@ class RunRecord(pl.Callback):
             "updated": time.time(),
             "pid": os.getpid(),
         }
-        write_text(self._folder(trainer) / "progress.json", json.dumps(progress) + "\n")
+        write_text(self._folder(trainer).progress, json.dumps(progress) + "\n")
 
     def _append(self, curve: dict[str, list[Any]], step: int, **values: float) -> None:
         if curve["step"] and curve["step"][-1] >= step:
@@ -208,8 +204,8 @@ class RunRecord(pl.Callback):
     def _wall_time(self) -> float:
         return self.wall_time + (time.monotonic() - self._started if self._started else 0.0)
 
-    def _folder(self, trainer: pl.Trainer) -> Path:
-        return Path(trainer.default_root_dir)
+    def _folder(self, trainer: pl.Trainer) -> RunFolder:
+        return RunFolder(Path(trainer.default_root_dir))
 
     def _find(self, trainer: Any, kind: type[Any]) -> Any:
         return next(callback for callback in trainer.callbacks if isinstance(callback, kind))

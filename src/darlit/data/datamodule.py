@@ -89,16 +89,20 @@ class TokenDataModule(LightningDataModule):
         self.persistent_workers = persistent_workers
         self.seed = seed
         self.verify = verify
+        self._prepared = False
         self._manifest: Manifest | None = None
         self._train: ResumableLoader | None = None
 
     def prepare_data(self) -> None:
-        """Prepare the default corpus where it is missing, and verify the folder. One process a machine."""
+        """Prepare the default corpus where it is missing, and verify the folder, once. One process a machine."""
+        if self._prepared:
+            return
         if self.folder is None:
             from darlit.data.prepare import prepare_default
 
             prepare_default(self.tokenizer or "bytes", self.holdout, show_progress=True)
         verify(open_manifest(self.data_folder), self.verify)
+        self._prepared = True
 
     def setup(self, stage: str | None = None) -> None:
         """Open the folder and check sizes, tokenizer and sequence length. Raises DataError."""
@@ -119,6 +123,11 @@ class TokenDataModule(LightningDataModule):
         if self.folder is not None:
             return Path(self.folder)
         return default_folder(self.tokenizer or "bytes", self.holdout)
+
+    def identity(self) -> dict[str, Any]:
+        """What the prepared data add to the identity of a run. Raises DataError where there are none."""
+        manifest = open_manifest(self.data_folder)
+        return {"data.fingerprint": manifest.fingerprint, "data.tokenizer": manifest.tokenizer_name}
 
     @property
     def manifest(self) -> Manifest:

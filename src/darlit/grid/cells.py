@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from darlit import run
 from darlit.errors import DarlitError, nearest
-from darlit.experiment import ExperimentError, load_experiment, merge, size_and_arm
+from darlit.experiment import ExperimentError, load_experiment, merge
 from darlit.fields import convert_fields
 from darlit.modules.budget import Budget
 from darlit.settings import complete, is_seed
@@ -30,10 +31,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(run.Cell):
     """One experiment: its file, and the file's content with its bases and the group's budget merged in."""
 
-    name: str
     file: Path
     budget: Mapping[str, Any]  # what the group puts on top of the file
     config: Mapping[str, Any]
@@ -52,14 +52,6 @@ class Cell:
         except DarlitError as error:
             raise ExperimentError(f"{self.file}: {error}") from error
 
-    @property
-    def size(self) -> str:
-        return size_and_arm(self.name)[0]
-
-    @property
-    def arm(self) -> str:
-        return size_and_arm(self.name)[1]
-
 
 @dataclass(frozen=True)
 class Task:
@@ -69,9 +61,9 @@ class Task:
     cell: Cell
     seed: int
 
-    def folder(self, runs_dir: Path) -> Path:
+    def folder(self, runs_dir: Path) -> run.RunFolder:
         """The run's only folder."""
-        return runs_dir / self.cell.name / f"seed_{self.seed}"
+        return run.RunFolder.of(runs_dir, self.cell.name, self.seed)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from darlit.grid.cells import Grid, Task, read_grid
 from darlit.grid.collect import collect, kept_summary
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.status import status_table
-from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
+from darlit.grid.unchanged import check_file, check_folders
+from darlit.grid.worker import Stopper, work
 from darlit.markers import replace_between
+from darlit.run import DONE, FAILED, INTERRUPTED, WORKER_LOCK, holder
 
 
 def main(argv: list[str]) -> int:
@@ -91,6 +93,9 @@ def _collect_options(verb: argparse.ArgumentParser) -> None:
 
 def _choose_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--into", type=Path, metavar="FILE", help="write the tables between their markers in this file")
+    verb.add_argument(
+        "--partial", action="store_true", help="also runs that were validated last before their last step; marks them"
+    )
 
 
 _USER_FILE = "~/.config/darlit/cluster.yaml"
@@ -128,6 +133,7 @@ def _submit(grid: Grid, arguments: argparse.Namespace) -> int:
         **{name: getattr(arguments, name) for name in slurm.ClusterOptions.__dataclass_fields__}
     )
     options = given.over(_cluster_defaults(arguments.cluster))
+    check_folders(grid.tasks, arguments.runs_dir)
     queued = {} if arguments.dry_run else slurm.queued_tasks(arguments.runs_dir)
     left = [task for task in grid.tasks if not _taken(task, arguments.runs_dir, queued)]
     if not left:
@@ -150,11 +156,9 @@ def _run(grid: Grid, arguments: argparse.Namespace) -> int:
     if arguments.index is not None:
         return _run_one(grid, arguments)
     check_grid(grid)
-    kept = arguments.kept
+    check_folders(grid.tasks, arguments.runs_dir, arguments.options)
     left = [
-        task
-        for task in grid.tasks
-        if not is_done(task.folder(arguments.runs_dir)) and not (kept and kept_summary(task, kept).is_file())
+        task for task in grid.tasks if not task.folder(arguments.runs_dir).is_done and not _is_kept(task, arguments)
     ]
     left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # seed by seed: a part of a grid is balanced
     print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
@@ -175,9 +179,10 @@ def _run_one(grid: Grid, arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.index < len(grid.tasks):
         raise DarlitError(f"--index {arguments.index} is not in {grid.file}; it has runs 0 to {len(grid.tasks) - 1}")
     task = grid.tasks[arguments.index]
+    check_folders([task], arguments.runs_dir, arguments.options)
     stopper = Stopper()
     stopper.install()
-    print(f"{_name(task)}: {task.folder(arguments.runs_dir)}", flush=True)
+    print(f"{_name(task)}: {task.folder(arguments.runs_dir).path}", flush=True)
     status = work(task, arguments.runs_dir, stopper, arguments.options)
     print(f"{_name(task)}: {_ENDS[status]}", flush=True)
     return status
@@ -204,7 +209,7 @@ def _collect(grid: Grid, arguments: argparse.Namespace) -> int:
 
 
 def _choose(grid: Grid, arguments: argparse.Namespace) -> int:
-    tables = choices.markdown(choices.compare(grid, arguments.runs_dir))
+    tables = choices.markdown(choices.compare(grid, arguments.runs_dir, arguments.partial))
     if arguments.into is None:
         print(tables, end="")
     else:
@@ -227,7 +232,16 @@ def _name(task: Task) -> str:
 
 def _taken(task: Task, runs_dir: Path, queued: dict[tuple[str, int], str]) -> bool:
     folder = task.folder(runs_dir)
-    return is_done(folder) or (task.cell.name, task.seed) in queued or is_locked(folder)
+    writer = holder(folder) or holder(folder, WORKER_LOCK)
+    return folder.is_done or (task.cell.name, task.seed) in queued or writer is not None
+
+
+def _is_kept(task: Task, arguments: argparse.Namespace) -> bool:
+    """Whether a summary of the run was collected; one of another experiment raises DarlitError."""
+    if arguments.kept is None or not kept_summary(task, arguments.kept).is_file():
+        return False
+    check_file(task.cell, task.seed, kept_summary(task, arguments.kept), arguments.options)
+    return True
 
 
 def _cluster_defaults(file: Path | None) -> slurm.ClusterOptions:

@@ -11,7 +11,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from darlit.grid.cells import Task
-from darlit.grid.worker import INTERRUPTED, LockedError, Stopper, work
+from darlit.grid.worker import Stopper, work
+from darlit.run import INTERRUPTED, LockedError
 
 
 @dataclass(frozen=True)

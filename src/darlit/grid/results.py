@@ -16,13 +16,15 @@ from rich.console import Console
 
 from darlit.arguments import Parser
 from darlit.atomic import write_text
+from darlit.grid.cells import Grid, read_grid
 from darlit.grid.comparison import Comparison, compare
 from darlit.grid.equal_budget import check_runs
 from darlit.grid.figures import write_figures
 from darlit.grid.report import Section, readme
 from darlit.grid.runs import Run, find_runs, size_order
-from darlit.grid.summary import SummaryError
+from darlit.grid.summary import SummaryError, check_last_validation
 from darlit.grid.table import comma_separated, latex, markdown, show
+from darlit.grid.unchanged import check_runs as check_grid_runs
 from darlit.markers import markers, replace_between
 
 _NAME = "darlit results"
@@ -31,7 +33,7 @@ _NAME = "darlit results"
 def main(argv: list[str]) -> int:
     """Run the verb and return 0; runs that cannot become one table raise a one-line :class:`DarlitError`."""
     arguments = _parser().parse_args(argv)
-    return _results(arguments, _asked_seeds(arguments.grid))
+    return _results(arguments, read_grid(arguments.grid) if arguments.grid else None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,18 +51,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _results(arguments: argparse.Namespace, asked: dict[str, dict[str, list[int]]]) -> int:
+def _results(arguments: argparse.Namespace, grid: Grid | None) -> int:
     runs_dir, out, figures = arguments.runs, arguments.out, arguments.figures
     finished, unfinished = find_runs(runs_dir)
-    if asked:
-        cells = {cell for of_size in asked.values() for cell in of_size}
+    asked = _asked_seeds(grid)
+    if grid is not None:
+        cells = {cell.name for cell in grid.cells}
         finished = [run for run in finished if run.summary["cell"] in cells]
+        check_grid_runs(grid, finished)
         unfinished = [folder for folder in unfinished if folder.parent.name in cells]
     if not finished:
         raise SummaryError(
             f"'{runs_dir}' holds no finished run ({len(unfinished)} unfinished); "
             "finish one first: darlit fit --config experiments/tiny_residual.yaml"
         )
+    for run in finished:
+        check_last_validation(run.summary, run.file)
     comparisons = _compare_all(finished, asked)
 
     # Files first: whatever happens to the terminal, the table is written.
@@ -117,13 +123,9 @@ def _analyses(out: Path) -> list[Section]:
     ]
 
 
-def _asked_seeds(grid: Path | None) -> dict[str, dict[str, list[int]]]:
-    """By size and cell, the seeds that a grid file asks for; empty without one."""
-    if grid is None:
-        return {}
-    from darlit.grid.cells import read_grid
-
+def _asked_seeds(grid: Grid | None) -> dict[str, dict[str, list[int]]]:
+    """By size and cell, the seeds that a grid asks for; empty without one."""
     asked: dict[str, dict[str, list[int]]] = {}
-    for task in read_grid(grid).tasks:
+    for task in grid.tasks if grid else ():
         asked.setdefault(task.cell.size, {}).setdefault(task.cell.name, []).append(task.seed)
     return asked

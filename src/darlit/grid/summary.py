@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from darlit.errors import DarlitError
-
-SCHEMA_VERSION = 1
+from darlit.run import SCHEMA_VERSION
 
 
 class Hardware(TypedDict):
@@ -72,7 +71,9 @@ class Summary(TypedDict):
     arm: str
     size: str
     seed: int
-    git_revision: str | None
+    identity: dict[str, Any]  # what the run is (`darlit.run`); empty in a summary of version 1
+    devices: int  # over all nodes; 0 in a summary of version 1, which does not say
+    git_revision: str | None  # with -dirty where the checkout was changed; several where a resumed run saw several
     versions: dict[str, str]
     hardware: Hardware
     budget: Budget
@@ -99,6 +100,7 @@ class Summary(TypedDict):
 
 # What two otherwise identical runs may disagree on: dotted paths into the summary.
 TIMING_FIELDS = (
+    "devices",
     "tokens_per_second",
     "step_time_median_s",
     "wall_time_s",
@@ -149,16 +151,33 @@ def read_summary(path: str | Path) -> Summary:
     return validate(content, where=str(path))
 
 
+def last_validation(summary: Summary) -> str | None:
+    """``at step S of N`` where a run was validated last before its last step, so that its loss is not of its budget."""
+    validated, steps = summary["curve"]["val"]["step"][-1:] or [0], summary["budget"]["steps"]
+    return None if validated == [steps] else f"at step {validated[0]} of {steps}"
+
+
+def check_last_validation(summary: Summary, path: str | Path) -> None:
+    """Raise SummaryError where the loss of a run is not that of its last step."""
+    if at := last_validation(summary):
+        raise SummaryError(
+            f"{path}: was validated last {at}: its loss is not that of its budget; train it again, or move it away "
+            "(darlit grid choose takes it with --partial, and marks it)"
+        )
+
+
 def validate(content: Any, where: str = "summary") -> Summary:
     """Return ``content`` typed as a summary, or raise a :class:`SummaryError` that names the first wrong field."""
     if not isinstance(content, dict):
         raise SummaryError(f"{where}: holds a {type(content).__name__}, a summary is a mapping of fields")
     version = content.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION):
         raise SummaryError(
-            f"{where}: schema_version is {version!r}, this darlit reads {SCHEMA_VERSION}; "
+            f"{where}: schema_version is {version!r}, this darlit reads 1 to {SCHEMA_VERSION}; "
             "use the darlit version that wrote the run, or train it again"
         )
+    if version == 1:
+        content = {**content, "identity": {}, "devices": 0}
     _check(content, Summary, "", where)
     for part in ("train", "val"):
         lengths = {key: len(values) for key, values in content["curve"][part].items()}

@@ -1,7 +1,8 @@
 """Exported models: weights, configuration and tokenizer in one safetensors file, which holds no code.
 
 The tensors are the Transformer's, by its own names. The file's metadata has one entry, ``darlit``, a JSON object:
-format, pathway, hyper_parameters, step, cell, tokenizer (its description) and tokenizer_definition (tokenizer.json).
+format, pathway, hyper_parameters, step, cell, identity, tokenizer (its description) and tokenizer_definition
+(tokenizer.json).
 """
 
 from __future__ import annotations

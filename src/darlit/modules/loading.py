@@ -6,6 +6,7 @@ Nothing here runs code from a file: checkpoints are read as plain tensors and va
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from darlit.checkpoint_io import find
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
+from darlit.run import RunFolder, difference
 
 if TYPE_CHECKING:
     from darlit.data.manifest import Manifest
@@ -47,6 +49,8 @@ class SavedModel:
     """Name of the run, where the file carries it."""
     run: dict[str, Any] = field(default_factory=dict)
     """The run's config.yaml; empty where there is none."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """What the run was trained as (`darlit.run`); empty where the file does not say."""
 
     @property
     def name(self) -> str:
@@ -70,8 +74,10 @@ class SavedModel:
                 "name the data with --data FOLDER"
             )
         else:
-            data = TokenDataModule(self.run["data"].get("folder"), self.run["data"].get("tokenizer"))
+            recorded = self.run["data"]
+            data = TokenDataModule(**{name: recorded[name] for name in ("folder", "tokenizer", "holdout")})
             data.prepare_data()
+            check_data(self.identity, data.identity(), str(self.path))
             manifest = open_manifest(data.data_folder)
         manifest.check_sizes()
         described = manifest.content["tokenizer"]
@@ -137,7 +143,13 @@ def load(path: str | Path) -> SavedModel:
         saved = export.saved
         module = _rebuild(saved["pathway"], saved["hyper_parameters"], export.weights, path)
         return SavedModel(
-            module, path, saved["step"], saved["tokenizer"] or {}, saved["tokenizer_definition"], saved["cell"]
+            module,
+            path,
+            saved["step"],
+            saved["tokenizer"] or {},
+            saved["tokenizer_definition"],
+            saved["cell"],
+            identity=saved["identity"],
         )
     checkpoint = read_checkpoint(path, with_weights=True)
     weights = {
@@ -147,7 +159,33 @@ def load(path: str | Path) -> SavedModel:
     }
     module = _rebuild(checkpoint["darlit"]["pathway"], checkpoint["hyper_parameters"], weights, path)
     described = checkpoint["darlit"].get("tokenizer") or {}
-    return SavedModel(module, path, checkpoint["global_step"], described, run=_run_config(path))
+    return SavedModel(
+        module,
+        path,
+        checkpoint["global_step"],
+        described,
+        run=_run_config(path),
+        identity=checkpoint.get("identity", {}),
+    )
+
+
+def check_data(identity: Mapping[str, Any], data: Mapping[str, Any], where: str) -> None:
+    """Refuse other data than a run was trained on: what it trained on may be what they hold out.
+
+    Args:
+        identity: of the run; without a fingerprint, nothing is compared.
+        data: identity of the data at hand (`TokenDataModule.identity`).
+        where: the checkpoint, for the error.
+
+    Raises:
+        DarlitError: another fingerprint.
+    """
+    name = "data.fingerprint"
+    if name in identity and identity[name] != data[name]:
+        raise DarlitError(
+            f"{where} was trained with {difference({name: identity[name]}, {name: data[name]})}: other data, or "
+            "another split of them; give data.folder and data.holdout as they were, or prepare the data again as then"
+        )
 
 
 def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
@@ -176,7 +214,7 @@ def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
 def _checkpoint_file(path: Path) -> Path:
     allowed = f"give a run folder, a checkpoint, or a {EXPORT_SUFFIX} file that darlit export wrote"
     if path.is_dir() and not sharded_checkpoint.is_sharded(path):
-        last = find(path / "checkpoints" / "last.ckpt")
+        last = find(RunFolder(path).checkpoint("last"))
         if last is None:
             raise DarlitError(f"{path} is not a run folder (it has no checkpoints/last.ckpt); {allowed}")
         return last
@@ -186,8 +224,9 @@ def _checkpoint_file(path: Path) -> Path:
 
 
 def _run_config(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint.parent.parent / "config.yaml"
-    if checkpoint.parent.name != "checkpoints" or not path.is_file():
+    run = RunFolder(checkpoint.parent.parent)
+    path = run.config
+    if checkpoint.parent != run.checkpoints or not path.is_file():
         return {}
     try:
         config = values.load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,11 @@
+"""How processes that train a run end: exit statuses."""
+
+from __future__ import annotations
+
+DONE = 0
+LOCKED = 73
+"""Another process writes the run folder. Below INTERRUPTED: srun returns the highest status of its ranks."""
+INTERRUPTED = 75
+"""Stopped early by a signal, to be continued with ``--ckpt_path last`` (EX_TEMPFAIL)."""
+FAILED = 76
+"""Above INTERRUPTED: one failed rank must win."""

@@ -347,9 +347,11 @@ def test_a_cell_that_fit_does_not_accept_is_not_the_one_that_was_trained(
     config = yaml.safe_load((dar_run.parents[2] / f"{dar_run.parent.name}.yaml").read_text())
     config["budget"]["tokenz"] = 3
     grid = _write_grid(tmp_path, config, dar_run.parent.name)
-    line = _refused(capsys, "grid", "run", str(grid), f"--runs_dir={dar_run.parents[1]}")
-    assert "cannot be compared with" in line
-    assert "tokenz" in line
+    assert "tokenz" in _refused(capsys, "grid", "run", str(grid), f"--runs_dir={dar_run.parents[1]}")
+    assert "tokenz" in _refused(capsys, "grid", "collect", str(grid), f"--runs_dir={dar_run.parents[1]}")
+    state = read_state(read_grid(grid).tasks[0], dar_run.parents[1], {})
+    assert state.kind == "changed"
+    assert "cannot be compared with" in state.detail
 
 
 def test_data_that_are_not_here_are_not_compared(tmp_path: Path, dar_run: Path) -> None:

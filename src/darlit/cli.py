@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules, run
 from darlit.atomic import errors_name, partial_file
+from darlit.backbone import BackboneConfig
 from darlit.callbacks.checkpoints import MovableCheckpoint
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
@@ -63,7 +64,8 @@ class ExactParser(LightningArgumentParser):
         """Raise a DarlitError, with the nearest valid name for an option that is not known."""
         if not self.exit_on_error:
             super().error(message, ex)
-        raise DarlitError(_one_line(message, list(self._option_string_actions))) from ex
+        names = [name for name in self._option_string_actions if name.startswith("--")]
+        raise DarlitError(_one_line(message, names)) from ex
 
 
 class DarlitCLI(LightningCLI):
@@ -349,7 +351,9 @@ _WORDS = {
 def _one_line(message: str, options: list[str]) -> str:
     """The cause in a message of jsonargparse, which lists every alternative of a type."""
     if found := re.search(r"unrecognized arguments: (-[^ =]*)", message, re.IGNORECASE):
-        return f"no option {found[1]}; {nearest(found[1], [name for name in options if name.startswith('--')])}"
+        model = [f"--model.{part}" for part in ("backbone", "optimizer", "pathway")]
+        shape = [f"--model.backbone.{name}" for name in BackboneConfig.__dataclass_fields__]
+        return f"no option {found[1]}; {nearest(found[1], [*options, *model, *shape])}"
     # Nested: the key that is meant, and the reason, come last.
     *_, key, reasons = re.split(r'(?:Parser key "([^"]+)":)', message) if "Parser key" in message else ("", message)
     value = re.search(r"(?:Given|Got) value: (.*)", reasons)
@@ -368,8 +372,9 @@ def main(arguments: list[str]) -> int:
     verb, *rest = arguments
     files, options = split_configs(rest)
     given, others = read_options(options)
-    config = merge({"cell": Path(files[-1]).stem} if files else {}, merge(load_experiments(files), given))
+    config: dict[str, Any] = {}
     if not {"-h", "--help"} & set(others):
+        config = merge({"cell": Path(files[-1]).stem} if files else {}, merge(load_experiments(files), given))
         if "model" not in config:
             raise DarlitError(f"{verb} needs a model; add --config FILE, such as experiments/tiny_dar_full.yaml")
         config = typed(config)

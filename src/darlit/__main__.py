@@ -15,9 +15,9 @@ from darlit.errors import DarlitError, nearest
 
 VERBS = {
     "fit": ("darlit.cli", "train one cell: fit --config experiments/tiny_dar_full.yaml"),
-    "validate": ("darlit.cli", "loss of a checkpoint on the validation split"),
-    "test": ("darlit.cli", "the same, logged as test"),
-    "predict": ("darlit.cli", "loss of every token of the validation split"),
+    "validate": ("darlit.cli", "loss of a checkpoint on data.val_sequences of the validation split, as fit logs it"),
+    "test": ("darlit.cli", "loss of a checkpoint on the complete validation split (no other data is held out)"),
+    "predict": ("darlit.cli", "loss of every token of the sequences that validate takes, as a file"),
     "prepare": ("darlit.data.prepare", "turn text into token chunks with a manifest"),
     "data": ("darlit.data.inspect", "look at a prepared folder, or verify every byte of it"),
     "results": ("darlit.grid.results", "one table from the run folders"),

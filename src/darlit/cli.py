@@ -26,16 +26,17 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules
-from darlit.atomic import errors_name, partial_file
+from darlit.atomic import errors_name
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
+from darlit.callbacks.meters import Meters
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
+from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import Cell, RunRecord
-from darlit.callbacks.throughput import Throughput
 from darlit.checkpoint_io import AtomicCheckpointIO, find
 from darlit.data.datamodule import TokenDataModule, check_length
 from darlit.errors import DarlitError, nearest
@@ -88,7 +89,7 @@ class DarlitCLI(LightningCLI):
         parser.add_class_arguments(MemoryEstimate, "memory_estimate")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
         parser.add_class_arguments(PathwayPictures, "pictures")
-        parser.add_class_arguments(Throughput, "throughput")
+        parser.add_class_arguments(Meters, "throughput")
         parser.link_arguments(
             ("budget.tokens", "budget.batch_tokens"),
             "trainer.max_steps",
@@ -147,19 +148,21 @@ class DarlitCLI(LightningCLI):
         # Two of them: with save_last, one alone would keep the last state only as often as it finds a better one.
         best = ModelCheckpoint(filename="best", monitor="val/loss", **where)
         last = ModelCheckpoint(filename="last", monitor=None, **where)
-        # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
+        budget, meters = self._get(self.config_init, "budget"), self._get(self.config_init, "throughput")
+        health = PathwayHealth()
+        # Order matters: others read the meters; the record is complete before a checkpoint holds it.
         return [
+            meters,
             self._get(self.config_init, "memory_estimate"),
-            self._get(self.config_init, "throughput"),
-            PathwayHealth(),
-            ExpertLoad(),
+            health,
+            ExpertLoad(meters),
             self._get(self.config_init, "pictures"),
             self._get(self.config_init, "non_finite"),
-            BudgetProgress(),
-            RunRecord(cell, self._get(self.config_init, "budget")),
+            BudgetProgress(meters, budget),
+            RunRecord(cell, budget, meters, health),
             best,
             last,
-            Preemption(),
+            Preemption(meters),
         ]
 
     def _parse_ckpt_path(self) -> None:
@@ -227,7 +230,7 @@ class DarlitCLI(LightningCLI):
         if isinstance(self.trainer.logger, TensorBoardLogger) and any(folder.glob("events.out.tfevents.*")):
             # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
             step = 0 if path is None else read_checkpoint(path)["global_step"]
-            self.trainer.logger = _tensorboard(folder, purge_step=step)
+            self.trainer.logger = _tensorboard(folder, purge_step=step + 1)
         with errors_name(folder):
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
@@ -239,18 +242,16 @@ class DarlitCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
-        batches = self._evaluate("predict")
-        out = Path(self._option("trainer").default_root_dir) / "predictions.pt"
-        with partial_file(out) as partial:
-            torch.save(torch.cat(batches), partial)
-        rank_zero_info(f"loss of every token of {sum(map(len, batches))} sequences: {out}")
+        folder = Path(self._option("trainer").default_root_dir)
+        self.trainer.callbacks.append(PredictionFile(folder / "predictions.pt"))
+        self._evaluate("predict", return_predictions=False)
 
-    def _evaluate(self, verb: str) -> Any:
+    def _evaluate(self, verb: str, **options: Any) -> None:
         path = self._checkpoint()
         if path is None:
             raise DarlitError(f"{verb} needs weights; add --ckpt_path best, last, or a checkpoint file")
         run = getattr(self.trainer, verb)
-        return run(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        run(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, **options)
 
     def _claim(self, folder: Path) -> bool:
         """Make sure that no earlier run is lost; False when there is nothing left to do. All ranks come to the same."""

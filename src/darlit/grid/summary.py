@@ -10,7 +10,7 @@ import json
 import types
 import typing
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from darlit.errors import DarlitError
 
@@ -37,7 +37,8 @@ class Data(TypedDict):
     fingerprint: str
     tokenizer: str
     vocab_size: int
-    bytes_per_token: float
+    bytes_per_token: float  # of the scored validation targets; in summaries without train_tokens of the complete split
+    train_tokens: NotRequired[int]
 
 
 class TrainCurve(TypedDict):
@@ -82,12 +83,14 @@ class Summary(TypedDict):
     precision: str
     pathway: dict[str, Any]
     tokens_seen: int
+    passes: NotRequired[float]  # over the training tokens of the corpus
     val_loss_final: float
     val_loss_best: float
     bits_per_byte: float
     curve: Curve
     clock: str  # what steps are timed with: wall, or the CPU time of the one-threaded process
-    tokens_per_second: float
+    tokens_per_second: float  # from the end of one step to the end of the next, without the first ones of a start
+    loader_share: NotRequired[float]  # of the wall time of these steps, in which training waited for data
     step_time_median_s: float
     peak_memory_bytes: int
     parameters: Parameters
@@ -100,6 +103,7 @@ class Summary(TypedDict):
 # What two otherwise identical runs may disagree on: dotted paths into the summary.
 TIMING_FIELDS = (
     "tokens_per_second",
+    "loader_share",
     "step_time_median_s",
     "wall_time_s",
     "peak_memory_bytes",
@@ -175,7 +179,7 @@ def without_timing(summary: Summary) -> dict[str, Any]:
         node = rest
         for parent in parents:
             node = node[parent]
-        del node[last]
+        node.pop(last, None)
     return rest
 
 
@@ -193,6 +197,10 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
         _expect(isinstance(value, dict), value, "a mapping", field, where)
         for key, inner in _fields(kind).items():
             name = f"{field}.{key}" if field else key
+            if typing.get_origin(inner) is NotRequired:
+                if key not in value:
+                    continue  # a summary from before the field
+                inner = typing.get_args(inner)[0]
             if key not in value:
                 raise SummaryError(f"{where}: field '{name}' is missing; train the run again with this darlit")
             _check(value[key], inner, name, where)
@@ -213,7 +221,7 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
 
 
 _HINTS: dict[Any, dict[str, Any]] = {
-    kind: typing.get_type_hints(kind)
+    kind: typing.get_type_hints(kind, include_extras=True)
     for kind in (Hardware, Budget, Data, TrainCurve, ValidationCurve, Curve, Parameters, Summary)
 }
 

@@ -65,6 +65,8 @@ class BudgetProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if not self.meters.step_complete:
+            return
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=trainer.global_step, status=self._status(trainer))
         elif self._enabled and time.monotonic() - self._last_line > self.seconds_between_lines:

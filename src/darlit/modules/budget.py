@@ -74,7 +74,8 @@ def _check_no_other_limit(trainer: pl.Trainer) -> None:
 
     limits = {
         "fast_dev_run": trainer.fast_dev_run,  # type: ignore[attr-defined]
-        "limit_train_batches": not trainer.overfit_batches and repr(trainer.limit_train_batches) != "1.0",  # 1 is one batch
+        "limit_train_batches": not trainer.overfit_batches
+        and repr(trainer.limit_train_batches) != "1.0",  # 1 is one batch
         "max_epochs": trainer.max_epochs != -1,
         "min_epochs": trainer.min_epochs,
         "min_steps": trainer.min_steps,

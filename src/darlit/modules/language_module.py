@@ -18,9 +18,10 @@ from darlit.backbone.loss import IGNORED
 from darlit.errors import DarlitError
 from darlit.modules.gradients import clip, total_norm
 from darlit.modules.metrics import TokenLoss
-from darlit.modules.optimizer import ROUNDS_WEIGHTS, OptimizerConfig, parameter_groups, schedule_factor
+from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
 from darlit.modules.sharding import is_sharded, shard
 from darlit.pathways import PathwayOptions
+from darlit.precision import REJECTED, WARNED
 
 ConfigT = TypeVar("ConfigT")
 
@@ -77,7 +78,8 @@ class LanguageModule(pl.LightningModule):
             )
 
     def setup(self, stage: str) -> None:
-        _check_precision(str(self.trainer.precision), training=stage == "fit")
+        if stage == "fit":
+            _check_precision(str(self.trainer.precision))
         data = getattr(self.trainer, "datamodule", None)
         if data is None:
             return
@@ -222,17 +224,18 @@ class Scored(NamedTuple):
     bytes_per_token: float
 
 
-def _check_precision(precision: str, training: bool) -> None:
+def _check_precision(precision: str) -> None:
     """Reject or warn about a precision in which training goes wrong silently.
 
     Raises:
-        DarlitError: float16, mixed or true.
+        DarlitError: a float16 precision.
     """
-    if precision == "16-mixed" or (precision == "16-true" and training):
-        reason = "scales gradients before they are clipped" if precision == "16-mixed" else "loses small gradients"
-        raise DarlitError(f"trainer.precision={precision} is not allowed, it {reason}; set bf16-mixed or 32-true")
-    if training and precision in ROUNDS_WEIGHTS:
-        rank_zero_warn(f"trainer.precision={precision}: {ROUNDS_WEIGHTS[precision]}")
+    if precision in REJECTED:
+        raise DarlitError(
+            f"trainer.precision={precision} is not allowed, {REJECTED[precision]}; set bf16-mixed or 32-true"
+        )
+    if precision in WARNED:
+        rank_zero_warn(f"trainer.precision={precision}: {WARNED[precision]}")
 
 
 def _as_config(config_class: type[ConfigT], value: Any) -> ConfigT:

@@ -13,15 +13,6 @@ from darlit.backbone.experts import Experts
 from darlit.fields import check_fields, check_option
 
 
-ROUNDS_WEIGHTS = {
-    "bf16-true": (
-        "weights are kept in bfloat16, whose next value below 1 is 1 - 0.0039: gains that start at 1 do not move at all "
-        "at learning rates below 0.002, and other weights lose their small updates; set bf16-mixed to train them"
-    )
-}
-"""Precisions without float32 weights, and what is wrong with them for AdamW."""
-
-
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW with warmup and decay, the same for all arms of a size.

@@ -243,7 +243,7 @@ class DarlitCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
         folder = Path(self._option("trainer").default_root_dir)
-        self.trainer.callbacks.append(PredictionFile(folder / "predictions.pt"))
+        self.trainer.callbacks.append(PredictionFile(folder / "predictions.pt"))  # type: ignore[attr-defined]
         self._evaluate("predict", return_predictions=False)
 
     def _evaluate(self, verb: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a step is: always `accumulation` micro-batches, counted, timed and logged once, wherever epochs of the data end."""
+"""A step is always `accumulation` micro-batches, wherever epochs of the data end; counted, timed and logged once."""
 
 from __future__ import annotations
 

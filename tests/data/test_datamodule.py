@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import darlit
 from darlit.data.datamodule import TokenDataModule
 from darlit.data.errors import DataError
 from darlit.data.loader import FILLING, TokenDataset
@@ -225,10 +226,11 @@ def test_two_ranks_see_the_global_order_and_resume_it(folder: Path, tmp_path: Pa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    paths = [str(Path(__file__).parents[1]), str(Path(darlit.__file__).parents[1])]
     for rank in "01":
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
         environment |= {"LOCAL_RANK": rank, "RANK": rank, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
-        environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": os.pathsep.join(paths)}
         processes.append(
             subprocess.Popen([sys.executable, "-m", "data.two_ranks", *arguments], env={**os.environ, **environment})
         )

@@ -20,11 +20,18 @@ LENGTH, BATCH = 64, 4
 
 
 def make(
-    prepared: Manifest, *, rank: int = 0, ranks: int = 1, batch: int = BATCH, length: int = LENGTH, **options: Any
+    prepared: Manifest,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    iteration: int | None = None,
+    **options: Any,
 ) -> ResumableLoader:
     dataset = TokenDataset(prepared, "train", length)
     order = BatchOrder(len(dataset), batch, rank, ranks, seed=7, max_batches=options.pop("max_batches", None))
-    return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, **options)
+    return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, length=iteration, **options)
 
 
 def take(loader: ResumableLoader, batches: int) -> list[torch.Tensor]:
@@ -74,12 +81,12 @@ def test_blocks_are_the_stream(prepared: Manifest) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "length": 100}],
+    [{}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "iteration": 10**6}],
     ids=["0", "1", "2", "2-endless"],
 )
 def test_workers_change_nothing(prepared: Manifest, straight: list[torch.Tensor], options: dict[str, Any]) -> None:
-    loader = make(prepared, **options)
-    assert_same(take(loader, 2 * len(loader) + 3), straight[: 2 * len(loader) + 3])
+    size = len(make(prepared))
+    assert_same(take(make(prepared, **options), 2 * size + 3), straight[: 2 * size + 3])
 
 
 def check_cut(
@@ -104,7 +111,7 @@ def test_resume_at_many_cuts(prepared: Manifest, straight: list[torch.Tensor]) -
     ("before", "after"),
     [
         ({"num_workers": 2}, {"num_workers": 2}),
-        ({"num_workers": 2, "length": 10**6}, {"num_workers": 2, "length": 10**6}),
+        ({"num_workers": 2, "iteration": 10**6}, {"num_workers": 2, "iteration": 10**6}),
         ({"num_workers": 2}, {"num_workers": 0}),
         ({}, {"num_workers": 1}),
     ],
@@ -132,7 +139,7 @@ def test_200_random_cuts(prepared: Manifest) -> None:
         rows, states = [], []
         for rank in range(ranks):
             place = {"rank": rank, "ranks": ranks, "batch": BATCH // ranks, "length": 249}
-            loader = make(prepared, **place, num_workers=workers[0], length=workers[1])
+            loader = make(prepared, **place, num_workers=workers[0], iteration=workers[1])
             if state is not None:
                 loader.load_state_dict(state)
             rows.append(take(loader, batches))
@@ -184,11 +191,11 @@ def test_an_iteration_may_span_epochs(prepared: Manifest, straight: list[torch.T
     """The run as one epoch of the trainer: cut anywhere, the rest of it follows."""
     size = len(make(prepared))
     length = 2 * size + 7
-    assert_same(list(make(prepared, length=length)), straight[:length])
+    assert_same(list(make(prepared, iteration=length)), straight[:length])
     for cut in (1, size - 1, size, size + 1, 2 * size, length - 1):
-        loader = make(prepared, length=length)
+        loader = make(prepared, iteration=length)
         taken = list(islice(loader, cut))
-        resumed = make(prepared, length=length)
+        resumed = make(prepared, iteration=length)
         resumed.load_state_dict(loader.state_dict())
         assert_same(taken + list(resumed), straight[:length])
 

@@ -56,9 +56,7 @@ def test_take_spreads_evenly_and_keeps_order() -> None:
     world_size=st.integers(1, 5),
     taken=st.floats(0, 1),
 )
-def test_evaluation_takes_every_chosen_block_once(
-    blocks: int, batch_size: int, world_size: int, taken: float
-) -> None:
+def test_evaluation_takes_every_chosen_block_once(blocks: int, batch_size: int, world_size: int, taken: float) -> None:
     """The same blocks for any batch size and number of ranks, in order; equally many batches on every rank."""
     take = max(1, round(taken * blocks))
     ranks = [EvaluationOrder(blocks, batch_size, rank, world_size, take).epoch() for rank in range(world_size)]

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from darlit.backbone.config import BackboneConfig
 from darlit.backbone.experts import Routing
 
-
 IGNORED = -100
 """The target id that counts in no loss, as torch has it."""
 

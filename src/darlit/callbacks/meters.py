@@ -25,9 +25,9 @@ class Meters(pl.Callback):
     """Counts and times optimiser steps. It must come before all callbacks that read it.
 
     A step is complete when the trainer has counted it; no other callback works that out by itself. Per complete step
-    it logs the mean losses over all micro-batches and ranks, ``train/tokens_per_second``, ``train/tokens`` (all training
-    tokens so far, for a tokens axis) and ``epoch`` (passes over the corpus so far, with a fraction), under the number of
-    the step, counted from 1.
+    it logs the mean losses over all micro-batches and ranks, ``train/tokens_per_second``, ``train/tokens`` (all
+    training tokens so far, for a tokens axis) and ``epoch`` (passes over the corpus so far, with a fraction), under the
+    number of the step, counted from 1.
 
     Args:
         clock: what steps are timed with: ``wall`` time, or the CPU time of the ``process``, which means something for

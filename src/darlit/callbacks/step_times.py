@@ -127,4 +127,6 @@ class StepTimes:
 
 
 def _sum(total: StepTime, step: StepTime) -> StepTime:
-    return StepTime(*(one + other for one, other in zip(total, step, strict=True)))
+    return StepTime(
+        total.seconds + step.seconds, total.wall + step.wall, total.waited + step.waited, total.tokens + step.tokens
+    )

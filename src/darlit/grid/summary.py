@@ -10,7 +10,7 @@ import json
 import types
 import typing
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from darlit.errors import DarlitError
 
@@ -33,12 +33,17 @@ class Budget(TypedDict):
     val_tokens: int
 
 
-class Data(TypedDict):
+class LaterData(TypedDict, total=False):
+    """Fields of `Data` that earlier summaries lack."""
+
+    train_tokens: int
+
+
+class Data(LaterData):
     fingerprint: str
     tokenizer: str
     vocab_size: int
     bytes_per_token: float  # of the scored validation targets; in summaries without train_tokens of the complete split
-    train_tokens: NotRequired[int]
 
 
 class TrainCurve(TypedDict):
@@ -65,7 +70,14 @@ class Parameters(TypedDict):
     pathway: int
 
 
-class Summary(TypedDict):
+class LaterFields(TypedDict, total=False):
+    """Fields of `Summary` that earlier summaries lack."""
+
+    passes: float  # over the training tokens of the corpus
+    loader_share: float  # of the wall time between steps, in which training waited for data
+
+
+class Summary(LaterFields):
     """One finished run: one cell of the grid under one seed. Losses are in nats per token."""
 
     schema_version: int
@@ -83,14 +95,12 @@ class Summary(TypedDict):
     precision: str
     pathway: dict[str, Any]
     tokens_seen: int
-    passes: NotRequired[float]  # over the training tokens of the corpus
     val_loss_final: float
     val_loss_best: float
     bits_per_byte: float
     curve: Curve
     clock: str  # what steps are timed with: wall, or the CPU time of the one-threaded process
     tokens_per_second: float  # from the end of one step to the end of the next, without the first ones of a start
-    loader_share: NotRequired[float]  # of the wall time of these steps, in which training waited for data
     step_time_median_s: float
     peak_memory_bytes: int
     parameters: Parameters
@@ -197,11 +207,9 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
         _expect(isinstance(value, dict), value, "a mapping", field, where)
         for key, inner in _fields(kind).items():
             name = f"{field}.{key}" if field else key
-            if typing.get_origin(inner) is NotRequired:
-                if key not in value:
-                    continue  # a summary from before the field
-                inner = typing.get_args(inner)[0]
             if key not in value:
+                if key in kind.__optional_keys__:
+                    continue
                 raise SummaryError(f"{where}: field '{name}' is missing; train the run again with this darlit")
             _check(value[key], inner, name, where)
     elif origin is list:
@@ -221,7 +229,7 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
 
 
 _HINTS: dict[Any, dict[str, Any]] = {
-    kind: typing.get_type_hints(kind, include_extras=True)
+    kind: typing.get_type_hints(kind)
     for kind in (Hardware, Budget, Data, TrainCurve, ValidationCurve, Curve, Parameters, Summary)
 }
 

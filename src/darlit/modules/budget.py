@@ -69,17 +69,17 @@ class Budget:
         trainer.limit_train_batches = 1.0  # overfit_batches had set it: the data order repeats these batches itself
 
 
-def _check_no_other_limit(trainer: pl.Trainer) -> None:
+def _check_no_other_limit(trainer: Any) -> None:
     from lightning.pytorch.callbacks import Timer
 
     limits = {
-        "fast_dev_run": trainer.fast_dev_run,  # type: ignore[attr-defined]
+        "fast_dev_run": trainer.fast_dev_run,
         "limit_train_batches": not trainer.overfit_batches
         and repr(trainer.limit_train_batches) != "1.0",  # 1 is one batch
         "max_epochs": trainer.max_epochs != -1,
         "min_epochs": trainer.min_epochs,
         "min_steps": trainer.min_steps,
-        "max_time": any(isinstance(callback, Timer) for callback in trainer.callbacks),  # type: ignore[attr-defined]
+        "max_time": any(isinstance(callback, Timer) for callback in trainer.callbacks),
     }
     for name, given in limits.items():
         if given:

@@ -11,7 +11,7 @@ REJECTED = {
 WARNED = {
     "bf16-true": (
         "weights are kept in bfloat16, whose next value below 1 is 1 - 0.0039: gains that start at 1 do not move at "
-        "all at learning rates below 0.002, and other weights lose their small updates; bf16-mixed keeps float32 weights"
+        "all at learning rates below 0.002, and other weights lose small updates; bf16-mixed keeps float32 weights"
     )
 }
 """Precisions that ``fit`` and ``plan`` warn about, and why."""

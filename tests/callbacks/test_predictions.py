@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cells import BATCH_TOKENS, STEPS, fit, run_folder, summary, write_cell
 from darlit.__main__ import main as darlit
 from darlit.data.loader import TokenDataset
 from darlit.data.manifest import open_manifest
+from darlit.data.prepare import Options, prepare
 from darlit.modules.loading import load
 from modules.test_sharding import run_ranks
 
@@ -48,6 +50,41 @@ def test_prediction_has_a_row_for_every_sequence_in_order(cell: Path, data_folde
         rows = predicted(cell, "--data.val_sequences=15", f"--data.batch_size={batch}")
         assert rows.shape == (15, 32)
         torch.testing.assert_close(rows, expected)
+
+
+def test_bits_per_byte_are_of_the_bytes_that_were_scored(cell: Path, data_folder: Path) -> None:
+    """Nine sequences score 288 targets, of which the separators stand for no byte."""
+    targets = chosen(data_folder, 9)[:, 1:]
+    scored = int((targets != 256).sum())
+    done = summary(run_folder(cell))
+    nats = predicted(cell).double().sum().item()
+    assert done["budget"]["val_tokens"] == targets.numel()
+    assert done["data"]["bytes_per_token"] == pytest.approx(scored / targets.numel())
+    assert done["bits_per_byte"] == pytest.approx(nats / math.log(2) / scored, rel=1e-5)
+
+
+def test_bits_per_byte_of_subwords_count_what_their_text_has(tmp_path: Path) -> None:
+    """The decoded text of every scored target, separators left out; far from the mean of the split on a short set."""
+    for number in range(60):
+        words = ("again and again the same few words " if number % 2 else "xq jv kz wp çü ") * (2 + number % 7)
+        (tmp_path / f"{number}.txt").write_text(f"{number} {words}")
+    data = tmp_path / "out" / "data"
+    manifest = prepare([str(tmp_path)], data, Options(tokenizer="bpe", vocab_size=300, val_fraction=0.3))
+    shape = {"model__init_args__backbone__vocab_size": 300, "data__sequence_length": 8, "data__val_sequences": 3}
+    cell = write_cell(tmp_path / "cell", data, "residual", **shape, budget__tokens=512)
+    assert fit(cell) == 0
+    dataset = TokenDataset(manifest, "val", 8)
+    tokenizer = manifest.tokenizer()
+    alphabet = tokenizer.token_bytes()
+    targets = torch.stack([dataset[number * len(dataset) // 3] for number in range(3)])[:, 1:]
+    vocabulary = json.loads(tokenizer.definition or "")["model"]["vocab"]
+    spelled = {number: len(token) for token, number in vocabulary.items()}  # one character a byte
+    scored = sum(spelled.get(int(target), 0) for target in targets.flatten())
+    assert scored == alphabet[targets.flatten()].sum()
+    done = summary(run_folder(cell))
+    assert done["data"]["bytes_per_token"] == pytest.approx(scored / 24)
+    assert done["data"]["bytes_per_token"] != pytest.approx(manifest.bytes_per_token("val"), rel=0.02)
+    assert done["bits_per_byte"] == pytest.approx(done["val_loss_final"] * 24 / math.log(2) / scored, rel=1e-5)
 
 
 @pytest.mark.parametrize("verb", ["test", "validate"])

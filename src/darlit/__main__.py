@@ -34,6 +34,8 @@ VERBS = {
 BAD_INPUT = 2
 FAILED_ON_DISK = 74
 """A file could not be read or written (EX_IOERR): full disk, permissions, a folder that vanished."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DarlitError as error:
         print(f"darlit: error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:  # fit catches it once it trains, to save
+        print(f"darlit: {verb} was interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -54,11 +54,12 @@ class Meters(pl.Callback):
         self._paused = 0.0
 
     def seconds_left(self, budget: Budget) -> float | None:
-        """Wall time until the budget is spent, its remaining validations counted; None before the first step."""
+        """Wall time until the budget is spent, with its remaining validations; None before the first timed step."""
+        if self.step >= budget.steps:
+            return 0.0
         training = self.times.seconds_left((budget.steps - self.step) * budget.batch_tokens)
         validations = -(-budget.steps // budget.validation_interval) - self.step // budget.validation_interval
-        left = validations if self.step < budget.steps else 0
-        return None if training is None else training + left * self.validation_seconds
+        return None if training is None else training + validations * self.validation_seconds
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise DarlitError where the CPU time of this process is not the time of a step."""

@@ -94,7 +94,7 @@ class BudgetProgress(ProgressBar):
         times, left = self.meters.times, self.meters.seconds_left(self.budget)
         loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
         val = "" if math.isnan(self._val_loss) else f"  val {self._val_loss:.3f}"
-        share = times.loader_share
+        share = times.loader_share if times.steps else 0.0
         waiting = f" (loader {share:.0%} of the time)" if share >= self.loader_share_shown else ""
         remaining = f"  {timedelta(seconds=round(left))} left" if left else ""
         return f"loss {loss:.3f}{val}  {times.recent_tokens_per_second:,.0f} tokens/s{waiting}{remaining}"

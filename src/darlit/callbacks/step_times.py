@@ -95,9 +95,8 @@ class StepTimes:
         return sum(step.tokens for step in self.recent) / seconds if seconds else self.tokens_per_second
 
     def seconds_left(self, tokens: int) -> float | None:
-        """Wall time that ``tokens`` more will take at the speed of the last steps; None before the first step."""
-        recent = [*self.recent] or [self._counted]
-        wall, done = sum(step.wall for step in recent), sum(step.tokens for step in recent)
+        """Wall time that ``tokens`` more will take at the speed of the last steps; None before the first timed one."""
+        wall, done = sum(step.wall for step in self.recent), sum(step.tokens for step in self.recent)
         return tokens * wall / done if done else None
 
     @property

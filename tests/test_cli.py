@@ -93,7 +93,7 @@ def test_a_finished_run_leaves_everything_a_reader_needs(tmp_path: Path, data_fo
         "pathway/entropy/layer_00", "pathway/largest_weight/layer_01", "pathway/alpha/layer_00",
         "pathway/beta/layer_00", "pathway/rho/layer_00",
     } <= tags  # fmt: skip
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
     assert len(events.Scalars("val/loss")) == 4
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
@@ -160,7 +160,7 @@ def test_a_run_killed_before_its_first_checkpoint_logs_nothing_twice(
     assert fit(experiment, "--ckpt_path", "last") == 0
     events = EventAccumulator(str(run_folder(experiment)))
     events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
     assert len(events.Scalars("val/loss")) == 4
 
 

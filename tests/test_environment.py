@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from cells import run_folder, write_cell
-from darlit.__main__ import FAILED_ON_DISK, main
+from darlit.__main__ import main
 from darlit.atomic import partial_file, write_text
 from darlit.cache_folder import cache_folder
 from darlit.checkpoint_io import AtomicCheckpointIO
 from darlit.errors import DarlitError
 from darlit.ops import cpu_build
+from darlit.run.status import FAILED_ON_DISK
 
 ENCODINGS: dict[str, dict[str, str]] = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},

@@ -12,12 +12,13 @@ from typing import NoReturn
 
 from darlit import __version__
 from darlit.errors import DarlitError, nearest
+from darlit.run.status import FAILED_ON_DISK, INTERRUPTED_BY_KEYBOARD
 
 VERBS = {
     "fit": ("darlit.cli", "train one cell: fit --config experiments/tiny_dar_full.yaml"),
-    "validate": ("darlit.cli", "loss of a checkpoint on the validation split"),
-    "test": ("darlit.cli", "the same, logged as test"),
-    "predict": ("darlit.cli", "loss of every token of the validation split"),
+    "validate": ("darlit.cli", "loss of a checkpoint on data.val_sequences of the validation split, as fit logs it"),
+    "test": ("darlit.cli", "loss of a checkpoint on the complete validation split (no other data is held out)"),
+    "predict": ("darlit.cli", "loss of every token of the sequences that validate takes, as a file"),
     "prepare": ("darlit.data.prepare", "turn text into token chunks with a manifest"),
     "data": ("darlit.data.inspect", "look at a prepared folder, or verify every byte of it"),
     "results": ("darlit.grid.results", "one table from the run folders"),
@@ -30,9 +31,6 @@ VERBS = {
     "export": ("darlit.export", "one safetensors file with weights, configuration and tokenizer"),
 }
 """Verb: the module whose ``main(arguments) -> exit status`` runs it, and its line in the help."""
-
-FAILED_ON_DISK = 74
-"""A file could not be read or written (EX_IOERR): full disk, permissions, a folder that vanished."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DarlitError as error:
         print(f"darlit: error: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:  # fit catches it once it trains, to save
+        print(f"darlit: {verb} was interrupted", file=sys.stderr)
+        return INTERRUPTED_BY_KEYBOARD
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -26,18 +26,19 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from darlit import modules, run
-from darlit.atomic import errors_name, partial_file
+from darlit.atomic import errors_name
 from darlit.backbone import BackboneConfig
 from darlit.callbacks.checkpoints import MovableCheckpoint
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
+from darlit.callbacks.meters import Meters
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
+from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
-from darlit.callbacks.throughput import Throughput
 from darlit.checkpoint_io import AtomicCheckpointIO, find
 from darlit.data.datamodule import TokenDataModule, check_length
 from darlit.errors import DarlitError, nearest
@@ -93,7 +94,7 @@ class DarlitCLI(LightningCLI):
         parser.add_class_arguments(MemoryEstimate, "memory_estimate")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
         parser.add_class_arguments(PathwayPictures, "pictures")
-        parser.add_class_arguments(Throughput, "throughput")
+        parser.add_class_arguments(Meters, "throughput")
         parser.link_arguments(
             ("budget.tokens", "budget.batch_tokens"),
             "trainer.max_steps",
@@ -149,19 +150,20 @@ class DarlitCLI(LightningCLI):
         # Two of them: with save_last, one alone would keep the last state only as often as it finds a better one.
         best = MovableCheckpoint(filename="best", monitor="val/loss", **where)
         last = MovableCheckpoint(filename="last", monitor=None, **where)
-        # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
+        # Order matters: others read the meters; the record is complete before a checkpoint holds it.
+        meters = self.record.meters
         return [
+            meters,
             self._get(self.config_init, "memory_estimate"),
-            self._get(self.config_init, "throughput"),
-            PathwayHealth(),
-            ExpertLoad(),
+            self.record.health,
+            ExpertLoad(meters),
             self._get(self.config_init, "pictures"),
             self._get(self.config_init, "non_finite"),
-            BudgetProgress(),
+            BudgetProgress(meters, self.budget),
             self.record,
             best,
             last,
-            Preemption(),
+            Preemption(meters),
         ]
 
     def _parse_ckpt_path(self) -> None:
@@ -184,7 +186,10 @@ class DarlitCLI(LightningCLI):
 
     @cached_property
     def record(self) -> RunRecord:
-        return RunRecord(Cell(self._option("cell")), self._option("seed_everything"), self.budget)
+        meters = self._get(self.config_init, "throughput")
+        return RunRecord(
+            Cell(self._option("cell")), self._option("seed_everything"), self.budget, meters, PathwayHealth()
+        )
 
     @cached_property
     def budget(self) -> Budget:
@@ -253,7 +258,7 @@ class DarlitCLI(LightningCLI):
             ):
                 # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
                 step = 0 if path is None else read_checkpoint(path)["global_step"]
-                self.trainer.logger = _tensorboard(self.folder, purge_step=step)
+                self.trainer.logger = _tensorboard(self.folder, purge_step=step + 1)
             with errors_name(self.folder.path):
                 self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
 
@@ -276,13 +281,10 @@ class DarlitCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
-        batches = self._evaluate("predict")
-        out = self.folder.path / "predictions.pt"
-        with partial_file(out) as partial:
-            torch.save(torch.cat(batches), partial)
-        rank_zero_info(f"loss of every token of {sum(map(len, batches))} sequences: {out}")
+        self.trainer.callbacks.append(PredictionFile(self.folder.path / "predictions.pt"))  # type: ignore[attr-defined]
+        self._evaluate("predict", return_predictions=False)
 
-    def _evaluate(self, verb: str) -> Any:
+    def _evaluate(self, verb: str, **options: Any) -> None:
         path = self._checkpoint()
         if path is None:
             raise DarlitError(f"{verb} needs weights; add --ckpt_path best, last, or a checkpoint file")
@@ -292,7 +294,7 @@ class DarlitCLI(LightningCLI):
             self.datamodule.prepare_data()
             check_data(checkpoint.get("identity", {}), self.datamodule.identity(), str(path))
         run_verb = getattr(self.trainer, verb)
-        return run_verb(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        run_verb(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, **options)
 
     def _headline(self) -> str:
         total = sum(parameter.numel() for parameter in self.model.transformer.parameters())

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from darlit.__main__ import main
+from darlit.data.manifest import open_manifest
 from darlit.errors import DarlitError
 from darlit.grid.cells import read_grid
 from darlit.grid.estimate import Machine, plan_cell
@@ -86,6 +87,31 @@ def test_options_change_what_they_name(capsys: pytest.CaptureFixture[str]) -> No
     assert planned("--precision", "bf16-true")["checkpoint_bytes"] == one["checkpoint_bytes"] / 2
     assert planned("--strategy", "fsdp")["strategy"] == "fsdp"
     assert one["memory_bytes"] == {}
+
+
+def test_passes_over_a_prepared_corpus_are_planned(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = open_manifest(data_folder).split("train")["tokens"]
+    cell = tmp_path / "cell.yaml"
+    content = {"base": str(EXPERIMENTS / "tiny_residual.yaml"), "data": {"folder": str(data_folder)}}
+    cell.write_text(yaml.safe_dump({**content, "budget": {"tokens": 13 * 2048 * 20, "batch_tokens": 2048}}))
+    (planned,) = _json(capsys, str(cell), "--quick")["experiments"]
+    assert planned["train_tokens"] == tokens
+    assert planned["passes"] == pytest.approx(13 * 2048 * 20 / tokens)
+    assert main(["plan", str(cell), "--quick"]) == 0
+    assert f"{13 * 2048 * 20 / tokens:.2f}" in capsys.readouterr().out
+    (unprepared,) = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick")["experiments"]
+    assert unprepared["passes"] is None
+
+
+def test_weights_in_half_precision_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    def warned(precision: str) -> bool:
+        result = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick", "--precision", precision)
+        return any("gains that start at 1 do not move" in note for note in result["assumptions"]["notes"])
+
+    assert warned("bf16-true")
+    assert not warned("bf16-mixed")
 
 
 def test_a_cpu_cell_has_no_speed_unless_its_peak_is_stated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from darlit.errors import DarlitError
 from darlit.modules import variants
 from darlit.modules.dual_attention import DualAttentionResidualLM
 from darlit.modules.metrics import TokenLoss
+from darlit.modules.optimizer import OptimizerConfig
 from darlit.modules.residual import ResidualLM
 from darlit.pathways.dual_attention import DualAttentionOptions
 from darlit.pathways.table import ARMS
@@ -84,15 +86,32 @@ def test_prediction_gives_the_loss_of_every_token() -> None:
     torch.testing.assert_close(losses.mean(), module.transformer.loss(tokens[:, :-1], tokens[:, 1:]))
 
 
-def test_token_loss_weighs_batches_by_their_tokens() -> None:
+def test_token_loss_weighs_batches_by_their_tokens_and_bytes() -> None:
+    """Token 0 has four bytes, token 1 two, token 2 (a separator) none; -100 is no target at all."""
     metric = TokenLoss()
-    metric.bytes_per_token = 4.0
-    metric.update(torch.tensor(2.0), 30)
-    metric.update(torch.tensor(4.0), 10)
+    metric.token_bytes = torch.tensor([4, 2, 0])
+    metric.update(torch.tensor(2.0), torch.zeros(3, 10, dtype=torch.long))
+    metric.update(torch.tensor(4.0), torch.tensor([[1] * 8 + [2] * 2, [-100] * 10]))
     values = metric.compute()
+    assert values["tokens"] == 40
     assert values["loss"] == pytest.approx(2.5)
     assert values["perplexity"] == pytest.approx(math.exp(2.5))
-    assert values["bits_per_byte"] == pytest.approx(2.5 / math.log(2) / 4)
+    assert values["bytes_per_token"] == pytest.approx((30 * 4 + 8 * 2) / 40)
+    assert values["bits_per_byte"] == pytest.approx(40 * 2.5 / math.log(2) / (30 * 4 + 8 * 2))
+
+
+def test_a_row_that_does_not_count_changes_no_loss() -> None:
+    module, tokens = ResidualLM(backbone=BACKBONE), next(iter(batches()))
+    filler = torch.full_like(tokens[:1], -100)
+    for padded in (torch.cat([tokens, filler]), tokens):
+        module.validation_step(padded, 0)
+    values = module.val_metric.compute()
+    assert values["tokens"] == 2 * 4 * 8
+    torch.testing.assert_close(values["loss"].float(), module.transformer.loss(tokens[:, :-1], tokens[:, 1:]))
+    assert (module.predict_step(filler, 0) == 0).all()
+    module.val_metric.reset()
+    module.validation_step(filler, 0)
+    assert module.val_metric.loss_sum == module.val_metric.tokens == 0
 
 
 def test_every_pathway_has_a_variant() -> None:
@@ -116,11 +135,26 @@ def test_gradients_are_clipped_with_a_fused_optimizer_in_mixed_precision(tmp_pat
         assert clipped == pytest.approx(1e-2, rel=1e-3)
 
 
-def test_a_precision_that_scales_gradients_is_refused() -> None:
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
+def test_a_precision_that_loses_or_scales_gradients_is_refused(precision: str) -> None:
     module = ResidualLM()
-    module._trainer = type("Trainer", (), {"precision": "16-mixed"})()  # a CPU never gets there by itself
-    with pytest.raises(DarlitError, match="16-mixed is not allowed"):
+    module._trainer = type("Trainer", (), {"precision": precision})()  # a CPU never gets there by itself
+    with pytest.raises(DarlitError, match=f"precision={precision} is not allowed"):
         module.setup("fit")
+
+
+def test_a_precision_that_keeps_gains_at_one_is_warned_about_in_training_only(tmp_path: Path) -> None:
+    """AdamW at 5e-4 leaves every gain at exactly 1: the warning is true."""
+    run = trainer(tmp_path, steps=2, precision="bf16-true")
+    module = ResidualLM(backbone=BACKBONE, optimizer=OptimizerConfig(learning_rate=5e-4))
+    with pytest.warns(UserWarning, match="precision=bf16-true: .* gains that start at 1 do not move"):
+        run.fit(module, batches())
+    gains = [value for name, value in module.named_parameters() if name.endswith("norm.weight")]
+    assert gains
+    assert all((gain == 1).all() for gain in gains)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*bf16-true")
+        trainer(tmp_path, precision="bf16-true").predict(module, batches())
 
 
 def test_every_arm_starts_from_the_same_backbone() -> None:

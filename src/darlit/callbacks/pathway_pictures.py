@@ -47,7 +47,7 @@ class PathwayPictures(pl.Callback):
             return
         module: Any = pl_module
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            drawings = _drawings(module.transformer, batch[:, :-1])
+            drawings = _drawings(module.transformer, module.inputs_and_targets(batch)[0])
         if trainer.is_global_zero:
             self._log(trainer, drawings)
 

@@ -63,6 +63,10 @@ class Manifest:
         """Text bytes over tokens (separators counted), the factor between loss and bits per byte."""
         return float(self.content["splits"][split]["bytes"] / self.content["splits"][split]["tokens"])
 
+    def token_bytes(self) -> np.ndarray:
+        """Text bytes of every token id, int64 ``[vocab_size]``; see `Tokenizer.token_bytes`."""
+        return self.tokenizer().token_bytes()
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the folder."""
         described = self.content["tokenizer"]

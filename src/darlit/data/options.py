@@ -24,7 +24,6 @@ class DataOptions:
     batch_size: int = 16
     val_sequences: int | None = None
     num_workers: int = 0
-    persistent_workers: bool = False
     seed: int = 0
     verify: Literal["first_use", "always", "sizes"] = "first_use"
 

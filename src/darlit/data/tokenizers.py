@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from darlit.data.errors import DataError
 TOKENIZER_FILE = "tokenizer.json"
 PIECE_BYTES = 2**20  # longer documents are encoded piece by piece, so that memory stays flat
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPACES = frozenset(b" \t\n\r\x0b\x0c")
 _LETTERS = frozenset(string.ascii_letters.encode())
 
@@ -60,6 +63,15 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> bytes:
         """The text of these ids; separators are left out."""
 
+    @abstractmethod
+    def token_bytes(self) -> NDArray[np.int64]:
+        """Text bytes that each id stands for, ``[vocab_size]``.
+
+        The separator, ids without a token and special tokens, which no text encodes to, have 0. The bytes of a text
+        are the sum over its ids: exactly for bytes and byte-level BPE. Tokenizers that put a space before the first
+        word of a text (SentencePiece, WordPiece) count that space too, one byte a document.
+        """
+
 
 class ByteTokenizer(Tokenizer):
     """One token a byte: ids 0–255 are the bytes, 256 is the separator. Keeps any input, UTF-8 or not."""
@@ -77,6 +89,9 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> bytes:
         return bytes(token for token in ids if token != self.separator)
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        return np.array([1] * 256 + [0], dtype=np.int64)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -135,6 +150,39 @@ class SubwordTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> bytes:
         text = self._tokenizer.decode([i for i in ids if i != self.separator], skip_special_tokens=False)
         return text.encode("utf-8")
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        lengths_V = np.zeros(self.vocab_size, dtype=np.int64)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        decoders = _types(json.loads(self._tokenizer.to_str()).get("decoder"))
+        if "ByteLevel" in decoders:  # a token is spelled with one character for each of its bytes
+            lengths_V[list(vocabulary.values())] = [len(token) for token in vocabulary]
+        else:
+            lengths_V[list(vocabulary.values())] = self._lengths_after_another(list(vocabulary.values()))
+            if "ByteFallback" in decoders:
+                lengths_V[[i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)]] = 1
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            lengths_V[number] = 0 if token.special else len(token.content.encode("utf-8"))
+        lengths_V[self.separator] = 0
+        return lengths_V
+
+    def _lengths_after_another(self, ids: list[int]) -> list[int]:
+        """Bytes that each id adds to a decoded text: the first id of a text may lose its space."""
+
+        def lengths(batch: list[list[int]]) -> list[int]:
+            texts = self._tokenizer.decode_batch(batch, skip_special_tokens=False)
+            return [len(text.encode("utf-8")) for text in texts]
+
+        first = next((i for i, length in zip(ids, lengths([[i] for i in ids]), strict=True) if length), ids[0])
+        alone = lengths([[first]])[0]
+        return [length - alone for length in lengths([[first, i] for i in ids])]
+
+
+def _types(decoder: Any) -> set[str]:
+    """The types of a tokenizer.json's decoder and of the decoders it is a sequence of."""
+    if decoder is None:
+        return set()
+    return {decoder["type"]}.union(*(_types(inner) for inner in decoder.get("decoders", ())))
 
 
 def split_pieces(document: bytes, limit: int = PIECE_BYTES) -> list[tuple[int, bytes]]:

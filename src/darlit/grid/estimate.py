@@ -76,6 +76,8 @@ class CellPlan:
     memory: dict[bool, StepMemory]
     """Of one device, by whether layers are recomputed; what was not asked for is not there."""
     checkpoint_bytes: int
+    train_tokens: int | None
+    """Of the corpus; None: it is not prepared on this machine."""
     flops_per_second: float | None
     """Of all devices; None: the peak of a CPU is not known."""
 
@@ -88,6 +90,11 @@ class CellPlan:
     def accumulation(self) -> int:
         """Micro-batches of one optimiser step."""
         return self.batch_tokens // (self.devices * self.batch_size * self.sequence_length)
+
+    @property
+    def passes(self) -> float | None:
+        """How often one run goes through the corpus."""
+        return None if self.train_tokens is None else self.steps * self.batch_tokens / self.train_tokens
 
     @property
     def runs(self) -> int:
@@ -161,6 +168,7 @@ def plan_cell(cell: Cell, machine: Machine, memory: CountedMemory = "own") -> Ce
         history_bytes_per_token=_history_bytes(model, place),
         memory=needs,
         checkpoint_bytes=checkpoint_bytes(model, precision),
+        train_tokens=_train_tokens(data),
         flops_per_second=_flops_per_second(machine, place),
     )
 
@@ -199,6 +207,18 @@ def _build(cell: Cell, model: dict[str, Any], sequence_length: int) -> Transform
             return build_transformer(found, pathway, BackboneConfig(**options["backbone"]))
     except (TypeError, ValueError) as error:
         raise DarlitError(f"{cell.file}: {error}") from error
+
+
+def _train_tokens(data: dict[str, Any]) -> int | None:
+    from darlit.data.corpus import default_folder
+    from darlit.data.errors import DataError
+    from darlit.data.manifest import open_manifest
+
+    default = default_folder(data["tokenizer"] or "bytes", data["holdout"])
+    try:
+        return int(open_manifest(data["folder"] or default).split("train")["tokens"])
+    except DataError:
+        return None
 
 
 def _history_bytes(model: Transformer, place: Placement) -> int | None:

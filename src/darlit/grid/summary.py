@@ -32,11 +32,17 @@ class Budget(TypedDict):
     val_tokens: int
 
 
-class Data(TypedDict):
+class LaterData(TypedDict, total=False):
+    """Fields of `Data` that earlier summaries lack."""
+
+    train_tokens: int
+
+
+class Data(LaterData):
     fingerprint: str
     tokenizer: str
     vocab_size: int
-    bytes_per_token: float
+    bytes_per_token: float  # of the scored validation targets; in summaries without train_tokens of the complete split
 
 
 class TrainCurve(TypedDict):
@@ -63,7 +69,14 @@ class Parameters(TypedDict):
     pathway: int
 
 
-class Summary(TypedDict):
+class LaterFields(TypedDict, total=False):
+    """Fields of `Summary` that earlier summaries lack."""
+
+    passes: float  # over the training tokens of the corpus
+    loader_share: float  # of the wall time between steps, in which training waited for data
+
+
+class Summary(LaterFields):
     """One finished run: one cell of the grid under one seed. Losses are in nats per token."""
 
     schema_version: int
@@ -88,7 +101,7 @@ class Summary(TypedDict):
     bits_per_byte: float
     curve: Curve
     clock: str  # what steps are timed with: wall, or the CPU time of the one-threaded process
-    tokens_per_second: float
+    tokens_per_second: float  # from the end of one step to the end of the next, without the first ones of a start
     step_time_median_s: float
     peak_memory_bytes: int
     parameters: Parameters
@@ -102,6 +115,7 @@ class Summary(TypedDict):
 TIMING_FIELDS = (
     "devices",
     "tokens_per_second",
+    "loader_share",
     "step_time_median_s",
     "wall_time_s",
     "peak_memory_bytes",
@@ -194,7 +208,7 @@ def without_timing(summary: Summary) -> dict[str, Any]:
         node = rest
         for parent in parents:
             node = node[parent]
-        del node[last]
+        node.pop(last, None)
     return rest
 
 
@@ -213,6 +227,8 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
         for key, inner in _fields(kind).items():
             name = f"{field}.{key}" if field else key
             if key not in value:
+                if key in kind.__optional_keys__:
+                    continue
                 raise SummaryError(f"{where}: field '{name}' is missing; train the run again with this darlit")
             _check(value[key], inner, name, where)
     elif origin is list:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from darlit import pathways
 from darlit.backbone import BackboneConfig, build_transformer
 from darlit.backbone.config import RUNTIME_FIELDS
+from darlit.backbone.loss import IGNORED
 from darlit.errors import DarlitError
 from darlit.modules.gradients import clip, total_norm
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
 from darlit.modules.sharding import is_sharded, shard
 from darlit.pathways import PathwayOptions
+from darlit.precision import REJECTED, WARNED
 
 ConfigT = TypeVar("ConfigT")
 
@@ -26,7 +29,8 @@ ConfigT = TypeVar("ConfigT")
 class LanguageModule(pl.LightningModule):
     """Base of all arms; a subclass names its pathway and types its options, and nothing else.
 
-    A batch is ``tokens [B, T + 1]``, int64: the first T are the input, the last T the targets.
+    A batch is ``tokens [B, T + 1]``, int64: the first T are the input, the last T the targets. A row of -100 counts in
+    no loss and no prediction.
 
     Args:
         pathway: options of the residual pathway, an instance of the family's ``Options``.
@@ -51,6 +55,7 @@ class LanguageModule(pl.LightningModule):
             }
         )
         self.transformer = build_transformer(self.pathway_name, self.pathway_options, self.backbone)
+        self.scored: dict[str, Scored] = {}
         with torch.device("cpu"):  # also where the model is made on the meta device, without values
             self.val_metric = TokenLoss()
             self.test_metric = TokenLoss()
@@ -73,11 +78,8 @@ class LanguageModule(pl.LightningModule):
             )
 
     def setup(self, stage: str) -> None:
-        if str(self.trainer.precision) == "16-mixed":
-            raise DarlitError(
-                "trainer.precision=16-mixed is not allowed, it scales gradients before they are clipped; "
-                "set bf16-mixed or 32-true"
-            )
+        if stage == "fit":
+            _check_precision(str(self.trainer.precision))
         data = getattr(self.trainer, "datamodule", None)
         if data is None:
             return
@@ -93,16 +95,22 @@ class LanguageModule(pl.LightningModule):
                 f"{data.separator}: set that, or null"
             )
         for metric in (self.val_metric, self.test_metric):
-            metric.bytes_per_token = data.bytes_per_token
+            metric.token_bytes = torch.from_numpy(data.token_bytes())
+
+    @staticmethod
+    def inputs_and_targets(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model reads and predicts of a batch ``[B, T + 1]``, each ``[B, T]``; -100 is read as token 0."""
+        return tokens[:, :-1].clamp(min=0), tokens[:, 1:]
 
     def training_step(self, tokens: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        """``loss``, which the optimiser sees, ``cross_entropy`` and, with experts, ``tokens_per_expert`` ``[L, E]``."""
-        losses = self.transformer.losses(tokens[:, :-1], tokens[:, 1:])
-        self.log("train/loss", losses.cross_entropy, prog_bar=True)
+        """``loss``, which the optimiser sees, ``cross_entropy`` and, with experts, ``load_balancing``, ``router_z`` and
+        ``tokens_per_expert`` ``[L, E]``. `Meters` logs the losses, as means over the micro-batches and ranks of a step.
+        """
+        losses = self.transformer.losses(*self.inputs_and_targets(tokens))
         outputs = {"loss": losses.total(self.backbone), "cross_entropy": losses.cross_entropy.detach()}
         if losses.routing is not None:
-            self.log("train/load_balancing_loss", losses.routing.load_balancing)
-            self.log("train/router_z_loss", losses.routing.z)
+            outputs["load_balancing"] = losses.routing.load_balancing.detach()
+            outputs["router_z"] = losses.routing.z.detach()
             outputs["tokens_per_expert"] = losses.routing.tokens_per_expert_E
         return outputs
 
@@ -119,9 +127,12 @@ class LanguageModule(pl.LightningModule):
         self._log_metric(self.test_metric, "test")
 
     def predict_step(self, tokens: Tensor, batch_idx: int) -> Tensor:
-        """Loss of every target, ``[B, T]`` in nats."""
-        logits_BTV = self(tokens[:, :-1]).float()
-        return nn.functional.cross_entropy(logits_BTV.transpose(1, 2), tokens[:, 1:], reduction="none")
+        """Loss of every target, ``[B, T]`` in nats; 0 for one that does not count."""
+        inputs_BT, targets_BT = self.inputs_and_targets(tokens)
+        logits_BTV = self(inputs_BT).float()
+        return nn.functional.cross_entropy(
+            logits_BTV.transpose(1, 2), targets_BT, reduction="none", ignore_index=IGNORED
+        )
 
     def configure_optimizers(self) -> Any:
         transformer = self.transformer
@@ -196,12 +207,35 @@ class LanguageModule(pl.LightningModule):
                     )
 
     def _evaluate(self, tokens: Tensor, metric: TokenLoss) -> None:
-        metric.update(self.transformer.loss(tokens[:, :-1], tokens[:, 1:]), tokens[:, 1:].numel())
+        inputs_BT, targets_BT = self.inputs_and_targets(tokens)
+        metric.update(self.transformer.loss(inputs_BT, targets_BT), targets_BT)
 
     def _log_metric(self, metric: TokenLoss, stage: str) -> None:
         values = metric.compute()
         metric.reset()
+        self.scored[stage] = Scored(int(values.pop("tokens")), float(values.pop("bytes_per_token")))
         self.log_dict({f"{stage}/{name}": value.float() for name, value in values.items()}, prog_bar=False)
+
+
+class Scored(NamedTuple):
+    """What the last evaluation scored, over all ranks."""
+
+    tokens: int
+    bytes_per_token: float
+
+
+def _check_precision(precision: str) -> None:
+    """Reject or warn about a precision in which training goes wrong silently.
+
+    Raises:
+        DarlitError: a float16 precision.
+    """
+    if precision in REJECTED:
+        raise DarlitError(
+            f"trainer.precision={precision} is not allowed, {REJECTED[precision]}; set bf16-mixed or 32-true"
+        )
+    if precision in WARNED:
+        rank_zero_warn(f"trainer.precision={precision}: {WARNED[precision]}")
 
 
 def _as_config(config_class: type[ConfigT], value: Any) -> ConfigT:

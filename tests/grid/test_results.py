@@ -299,3 +299,53 @@ def test_runs_that_differ_in_any_field_of_their_identity_are_not_compared(
         write_run(tmp_path / "runs", make_summary("tiny", arm, 0, schema_version=2, identity=identity, devices=1))
     assert _run(tmp_path / "runs", tmp_path / "out") == 2
     assert "size tiny: validation sequences differs: 16 in " in capsys.readouterr().err
+
+
+def test_the_page_is_beside_the_runs_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, committed = tmp_path / "runs", tmp_path / "results"
+    write_loss(tmp_path / "others", "hc2", 0, [5.0, 4.0, 3.0, 2.0])
+    assert _run(tmp_path / "others", committed) == 0
+    before = {file: file.read_bytes() for file in committed.rglob("*") if file.is_file()}
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    monkeypatch.chdir(tmp_path)
+    assert main(["results", "runs", "--figures", "none"]) == 0
+    assert list(_rows(runs / "results")) == ["tiny_residual"]
+    assert {file: file.read_bytes() for file in committed.rglob("*") if file.is_file()} == before
+    assert main(["results", "runs", "--figures", "none"]) == 0, "a second time: the page is no run"
+
+
+@pytest.mark.parametrize("other", ["row", "run", "page"])
+def test_a_page_of_other_runs_is_only_replaced_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    if other == "page":
+        out.mkdir()
+        (out / "README.md").write_text("# My project\n")
+        said = "was not written by darlit results"
+    else:
+        arm, said = ("hc2", "a row of tiny_hc2 seed 0") if other == "row" else ("residual", "another run of tiny_resid")
+        write_loss(tmp_path / "others", arm, 0, [5.0, 4.0, 3.0, 2.5])
+        assert _run(tmp_path / "others", out) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert _run(runs, out) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.endswith("write elsewhere with --out FOLDER, or replace it with --overwrite\n")
+    assert error.count("\n") == 1
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert _run(runs, out, "--overwrite") == 0
+    assert list(_rows(out)) == ["tiny_residual"]
+
+
+def test_a_page_grows_with_its_runs(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    assert _run(runs, out) == 0
+    shutil.rmtree(runs / "tiny_residual")
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0], tokens_per_second=1.0)  # the same bits at another speed
+    write_loss(runs, "dar_full", 0, [5.0, 4.0, 3.0, 1.9])
+    assert _run(runs, out) == 0
+    assert list(_rows(out)) == ["tiny_residual", "tiny_dar_full"]

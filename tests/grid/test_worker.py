@@ -164,6 +164,7 @@ def test_two_workers_of_one_run_leave_one_record(
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to cores")
 def test_slots_divide_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 8, 9, 10})
     slots = make_slots(2, None, gpus=2)
     assert [slot.cores for slot in slots] == [(2, 3), (8, 9)]
@@ -172,6 +173,68 @@ def test_slots_divide_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     crowded = make_slots(4, 2, gpus=0)
     assert {slot.cores for slot in crowded} == {()}, "too few cores for all: none is pinned"
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus", "children"),
+    [
+        ("2,3", 2, ["2", "3", "2"]),
+        ("GPU-8932f937-d72c,GPU-1f2e", 2, ["GPU-8932f937-d72c", "GPU-1f2e", "GPU-8932f937-d72c"]),
+        ("MIG-GPU-8932f937/1/0, MIG-4c1e", 2, ["MIG-GPU-8932f937/1/0", "MIG-4c1e", "MIG-GPU-8932f937/1/0"]),
+        ("5,3,1", 2, ["5", "3", "5"]),
+    ],
+)
+def test_children_get_the_visible_gpus(
+    monkeypatch: pytest.MonkeyPatch, listed: str, gpus: int, children: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    slots = make_slots(3, 1, gpus)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == children
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible"), [(None, 1), ("", 0), ("-1", 0), ("2,3", 2), ("0,-1,1", 1), ("NoDevFiles", 0)]
+)
+def test_more_gpus_than_visible_are_one_line(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    listed: str | None, visible: int,
+) -> None:  # fmt: skip
+    if listed is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    write_cell(tmp_path, data_folder, "residual")
+    grid = str(_grid(tmp_path, "micro_residual"))
+    for one in ([], ["--index=0"]):
+        assert main(["grid", "run", grid, f"--runs_dir={tmp_path / 'runs'}", f"--gpus={visible + 1}", *one]) == 2
+        error = capsys.readouterr().err
+        assert f"--gpus {visible + 1} is not allowed: " in error
+        assert f" has {visible};" in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("gpus", "child"), [([], "2,GPU-1f2e"), (["--gpus=1"], "2")])
+def test_one_run_of_a_grid_keeps_its_gpus(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], child: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-1f2e")
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr("darlit.grid.worker._start", lambda _, variables, *__: seen.append(variables) or _Ended())
+    write_cell(tmp_path, data_folder, "residual")
+    main(["grid", "run", str(_grid(tmp_path, "micro_residual")), f"--runs_dir={tmp_path / 'runs'}", "--index=0", *gpus])
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in seen] == [child]
+
+
+class _Ended:
+    """A process that has ended."""
+
+    def poll(self) -> int:
+        return 1
+
+    def wait(self) -> int:
+        return 1
 
 
 def test_an_index_outside_the_grid_is_named(

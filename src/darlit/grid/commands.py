@@ -76,7 +76,7 @@ def _submit_options(verb: argparse.ArgumentParser) -> None:
 def _run_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--processes", type=int, default=1, help="runs at a time (default: 1)")
     verb.add_argument("--threads", type=int, help="computing threads of each (default: cores / processes)")
-    verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N GPUs")
+    verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N visible GPUs")
     verb.add_argument("--kept", type=Path, metavar="FOLDER", help="collected summaries, whose runs are done too")
     verb.add_argument("--index", type=int, help="work this one run, as a Slurm array task does")
     verb.epilog = "What follows -- goes to darlit fit, the same for all runs: ... -- --trainer.accelerator=gpu"
@@ -180,10 +180,14 @@ def _run_one(grid: Grid, arguments: argparse.Namespace) -> int:
         raise DarlitError(f"--index {arguments.index} is not in {grid.file}; it has runs 0 to {len(grid.tasks) - 1}")
     task = grid.tasks[arguments.index]
     check_folders([task], arguments.runs_dir, arguments.options)
+    # Without --gpus the run has what Slurm, or its shell, lets it see.
+    gpu = local.make_slots(1, arguments.threads, arguments.gpus)[0].gpu
     stopper = Stopper()
     stopper.install()
     print(f"{_name(task)}: {task.folder(arguments.runs_dir).path}", flush=True)
-    status = work(task, arguments.runs_dir, stopper, arguments.options)
+    status = work(
+        task, arguments.runs_dir, stopper, arguments.options, {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else None
+    )
     print(f"{_name(task)}: {_ENDS[status]}", flush=True)
     return status
 

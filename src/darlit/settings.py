@@ -160,7 +160,10 @@ def class_of(class_path: str) -> type[Any] | str:
     try:
         found = getattr(importlib.import_module(home), name)
     except (ImportError, AttributeError) as error:
-        raise DarlitError(f"model.class_path is {class_path!r}: {error}") from error
+        raise DarlitError(
+            f"model.class_path is {class_path!r}: {error}; start darlit in the folder that holds this module, "
+            "or put that folder into PYTHONPATH"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, LanguageModule)):
         raise DarlitError(f"model.class_path is {class_path!r}, which is not a darlit.modules.LanguageModule")
     return found

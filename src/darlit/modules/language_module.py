@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import lightning.pytorch as pl
@@ -59,6 +60,15 @@ class LanguageModule(pl.LightningModule):
         with torch.device("cpu"):  # also where the model is made on the meta device, without values
             self.val_metric = TokenLoss()
             self.test_metric = TokenLoss()
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Any:
+        """As Lightning's; on `LanguageModule` itself, of the class that the checkpoint was trained as."""
+        if cls is LanguageModule:
+            from darlit.modules.loading import variant_of  # which imports this module
+
+            return variant_of(Path(checkpoint_path)).load_from_checkpoint(checkpoint_path, *arguments, **options)
+        return super().load_from_checkpoint(checkpoint_path, *arguments, **options)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits ``[B, T, V]``."""

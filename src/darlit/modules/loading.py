@@ -1,6 +1,7 @@
 """Saved models: from a checkpoint, a run folder or an exported file back to the module that was trained.
 
 Nothing here runs code from a file: checkpoints are read as plain tensors and values, exported files are safetensors.
+The only module that is imported for a model is the one that the run's ``config.yaml`` names as ``class_path``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import yaml
@@ -22,6 +23,7 @@ from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
 from darlit.run import RunFolder, difference
+from darlit.settings import class_of
 
 if TYPE_CHECKING:
     from darlit.data.manifest import Manifest
@@ -141,7 +143,7 @@ def load(path: str | Path) -> SavedModel:
     if path.suffix == EXPORT_SUFFIX:
         export = read_export(path)
         saved = export.saved
-        module = _rebuild(saved["pathway"], saved["hyper_parameters"], export.weights, path)
+        module = _rebuild(_variant(saved["pathway"], path), saved["hyper_parameters"], export.weights, path)
         return SavedModel(
             module,
             path,
@@ -157,14 +159,16 @@ def load(path: str | Path) -> SavedModel:
         for name, tensor in checkpoint["state_dict"].items()
         if name.startswith("transformer.")
     }
-    module = _rebuild(checkpoint["darlit"]["pathway"], checkpoint["hyper_parameters"], weights, path)
+    run = _run_config(path)
+    variant = _variant(checkpoint["darlit"]["pathway"], path, run)
+    module = _rebuild(variant, checkpoint["hyper_parameters"], weights, path)
     described = checkpoint["darlit"].get("tokenizer") or {}
     return SavedModel(
         module,
         path,
         checkpoint["global_step"],
         described,
-        run=_run_config(path),
+        run=run,
         identity=checkpoint.get("identity", {}),
     )
 
@@ -186,6 +190,16 @@ def check_data(identity: Mapping[str, Any], data: Mapping[str, Any], where: str)
             f"{where} was trained with {difference({name: identity[name]}, {name: data[name]})}: other data, or "
             "another split of them; give data.folder and data.holdout as they were, or prepare the data again as then"
         )
+
+
+def variant_of(checkpoint: Path) -> type[LanguageModule]:
+    """Return the class that a checkpoint was trained as.
+
+    Raises:
+        DarlitError: a file that is missing, damaged or not darlit's, or a class that cannot be imported.
+    """
+    path = _checkpoint_file(checkpoint)
+    return _variant(read_checkpoint(path)["darlit"]["pathway"], path, _run_config(path))
 
 
 def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
@@ -237,18 +251,35 @@ def _run_config(checkpoint: Path) -> dict[str, Any]:
     return config
 
 
-def _rebuild(pathway: str, hyper_parameters: dict[str, Any], weights: dict[str, Tensor], where: Path) -> LanguageModule:
+def _variant(pathway: str, where: Path, run: dict[str, Any] | None = None) -> type[LanguageModule]:
+    """The class of a saved model: the one that its run's config.yaml names, else the known one with this pathway."""
     from darlit.modules import variants
 
+    model = (run or {}).get("model")
+    class_path = str(model.get("class_path")) if isinstance(model, dict) else ""
     arms = {variant.pathway_name: variant for variant in variants().values()}
+    if "." in class_path and not class_path.startswith("darlit.modules."):
+        variant: Any = class_of(class_path)
+        if variant.pathway_name != pathway:
+            raise DarlitError(
+                f"{where} has pathway {pathway!r}, {class_path} of its config.yaml has {variant.pathway_name!r}; "
+                "restore the class that it was trained with"
+            )
+        return cast(type[LanguageModule], variant)
     if pathway not in arms:
         raise DarlitError(
             f"{where} has pathway {pathway!r}, this darlit has {', '.join(sorted(arms))}; "
-            "put the module that defines it into darlit.modules"
+            "name its class: --class-path my_module.MyLM"
         )
+    return arms[pathway]
+
+
+def _rebuild(
+    variant: type[LanguageModule], hyper_parameters: dict[str, Any], weights: dict[str, Tensor], where: Path
+) -> LanguageModule:
     try:
         # A variant's own parameters have defaults and take the plain dictionaries of a checkpoint.
-        module: LanguageModule = arms[pathway](**hyper_parameters)
+        module = variant(**hyper_parameters)
         module.transformer.load_state_dict(weights)
     except (TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -23,7 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from darlit import modules, run
 from darlit.atomic import errors_name
@@ -42,7 +42,7 @@ from darlit.callbacks.run_record import RunRecord
 from darlit.checkpoint_io import AtomicCheckpointIO, find
 from darlit.data.datamodule import TokenDataModule, check_length
 from darlit.errors import DarlitError, nearest
-from darlit.experiment import load_experiments, merge
+from darlit.experiment import load_experiments, merge, shortened, shortening
 from darlit.modules import Budget, LanguageModule
 from darlit.modules.loading import check_data, read_checkpoint
 from darlit.modules.sharding import ShardedStrategy
@@ -380,6 +380,9 @@ def main(arguments: list[str]) -> int:
         if "model" not in config:
             raise DarlitError(f"{verb} needs a model; add --config FILE, such as experiments/tiny_dar_full.yaml")
         config = typed(config)
+        if line := shortening():
+            config = shortened(config, files[-1] if files else verb)
+            rank_zero_only(print)(line)
     _quieten()
     parsed = _arguments(verb, config, others)
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other processes of this machine with

@@ -7,6 +7,7 @@ file's own keys come on top. Mappings merge key by key; anything else is replace
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import yaml
 
 from darlit.errors import DarlitError
 from darlit.values import load
+
+
+MAX_STEPS = "DARLIT_MAX_STEPS"
 
 
 class ExperimentError(DarlitError):
@@ -71,6 +75,46 @@ def load_experiments(paths: Iterable[str | Path]) -> dict[str, Any]:
     for path in paths:
         merged = merge(merged, load_experiment(path))
     return merged
+
+
+def max_steps() -> int | None:
+    """Steps that ``DARLIT_MAX_STEPS`` leaves of every run, to try commands out; None where it is not set.
+
+    Raises:
+        ExperimentError: a value that is not a whole number from 1.
+    """
+    value = os.environ.get(MAX_STEPS)
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and int(value)):
+        raise ExperimentError(f"{MAX_STEPS}={value!r} is not allowed; give a whole number from 1, or unset it")
+    return int(value)
+
+
+def shortened(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return ``config`` with a budget of at most :func:`max_steps` steps.
+
+    The budget is part of a run's record and of the equal-budget check, so a shortened run is never taken for another.
+
+    Raises:
+        ExperimentError: ``name``, the experiment, states no budget that could be shortened.
+    """
+    steps = max_steps()
+    if steps is None:
+        return config
+    budget = config.get("budget")
+    try:
+        tokens, batch_tokens = (int(float(budget[key])) for key in ("tokens", "batch_tokens"))  # type: ignore[index]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ExperimentError(f"{name}: {MAX_STEPS} needs budget.tokens and budget.batch_tokens in the file") from error
+    return merge(config, {"budget": {"tokens": min(tokens, steps * batch_tokens)}})
+
+
+def shortening() -> str | None:
+    """The line that every command that trains prints first while runs are shortened."""
+    steps = max_steps()
+    line = f"{MAX_STEPS}={steps}: runs are shortened to {steps} steps, to try commands out; they are not results"
+    return None if steps is None else line
 
 
 def _load(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:

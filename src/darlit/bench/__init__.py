@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     baseline = _read_baseline(options.baseline)
     import torch
 
-    from darlit.bench.arms import Shape
+    from darlit.bench.arms import ARMS, Shape, fitting
     from darlit.bench.measure import keep_freed_memory
     from darlit.bench.report import table
     from darlit.bench.suites import SUITES as RUN
@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(options.threads)
     shape = Shape(options.tokens, options.width, options.layers, options.dtype, options.device, options.clock)
     results: dict[str, Any] = {"machine": _machine(), "shape": vars(shape), "rounds": options.rounds, "suites": {}}
+    for arm in sorted(set(ARMS) - set(fitting(shape))):
+        print(f"{arm} is not measured: its blocks have more than --layers {shape.layers} layers")
     if {"path", "gpu"} & set(options.suites):
         from darlit.bench.peers import skipped
 

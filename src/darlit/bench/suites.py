@@ -13,7 +13,7 @@ from torch import Tensor
 from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
-from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors, path_work
+from darlit.bench.arms import ARMS, PathWork, Shape, build, fitting, moved_tensors, path_work
 from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
 from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
@@ -27,8 +27,10 @@ BASELINE = "residual"
 
 def path(shape: Shape, rounds: int) -> Rows:
     """The pathway alone, forward and backward, over its byte floor and beside the naive version and peers."""
-    works: dict[str, Any] = {arm: path_work(arm, shape) for arm in ARMS}
+    works: dict[str, Any] = {arm: path_work(arm, shape) for arm in fitting(shape)}
     for arm in ("attnres_full", "dar_full", "dar_block4"):
+        if arm not in works:
+            continue
         works[f"{arm} (reference)"] = path_work(arm, shape, "reference")
     works["dar_full (naive)"] = PathWork(peers.naive_dar(shape), shape)
     for name, module in peers.installed(shape).items():
@@ -75,7 +77,7 @@ def growth(shape: Shape, rounds: int) -> Rows:
 def step(shape: Shape, rounds: int) -> Rows:
     """A whole training step of the shared backbone, AdamW included; ratio is tokens/s relative to residual."""
     device = torch.device(shape.device)
-    works = {arm: TrainingStep(arm, shape) for arm in ARMS}
+    works = {arm: TrainingStep(arm, shape) for arm in fitting(shape)}
     seconds = interleaved(dict(works), rounds, device, shape.clock)
     rows = []
     for name, times in seconds.items():
@@ -89,7 +91,7 @@ def memory(shape: Shape, rounds: int) -> Rows:
     """Peak bytes of live tensors in a step, and what autograd keeps; counted, so one pass each is exact."""
     del rounds
     rows: Rows = []
-    for arm in ARMS:
+    for arm in fitting(shape):
         work = TrainingStep(arm, shape)
         work()
         with PeakMemory(work.held) as peak:

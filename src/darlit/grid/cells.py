@@ -20,7 +20,7 @@ from typing import Any
 
 from darlit import run
 from darlit.errors import DarlitError, nearest
-from darlit.experiment import ExperimentError, load_experiment, merge
+from darlit.experiment import ExperimentError, load_experiment, merge, shortened
 from darlit.fields import convert_fields
 from darlit.modules.budget import Budget
 from darlit.settings import complete, is_seed
@@ -136,7 +136,8 @@ def _read_cell(path: Path, name: str, seeds: list[int], budget: dict[str, Any], 
     if file is None:
         raise ExperimentError(f"{path}: cell '{name}' has no file: neither {candidates[0]} nor {candidates[1]} exists")
     config = load_experiment(file)
-    content = merge(config, {"budget": budget} if budget else {})
+    content = shortened(merge(config, {"budget": budget} if budget else {}), str(file))
+    budget = {key: content["budget"][key] for key in budget}
     return Cell(name, file, budget, content, tuple(seeds), group, tuple(varies))
 
 

@@ -13,6 +13,7 @@ from rich.live import Live
 
 from darlit.arguments import Parser
 from darlit.errors import DarlitError
+from darlit.experiment import shortening
 from darlit.grid import choices, local, plan, slurm
 from darlit.grid.cells import Grid, Task, read_grid
 from darlit.grid.collect import collect, kept_summary
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
     if options and arguments.verb != "run":
         parser.error("only 'run' takes options of darlit fit after --")
     arguments.options = options
+    if arguments.verb in ("submit", "run") and (line := shortening()):
+        print(line, flush=True)
     return arguments.run(read_grid(arguments.grid), arguments)
 
 

@@ -1,8 +1,8 @@
 """Every block of README, CONTRIBUTING and docs works as it stands.
 
-Fast: every command is parsed by its verb's own parser, up to where it would begin to work. Slow: every block is typed into
-a copy of the repository, page by page in order; DARLIT_MAX_STEPS shortens its training runs, and its test suites only
-collect their tests.
+Fast: every command is parsed by its verb's own parser, up to where it would begin to work. Slow: every block is typed
+into a copy of the repository, page by page in order; DARLIT_MAX_STEPS shortens training runs, and PYTEST_ADDOPTS lets
+test suites only collect their tests.
 """
 
 from __future__ import annotations

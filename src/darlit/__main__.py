@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from darlit import __version__
@@ -77,7 +78,7 @@ def _replace_unprintable() -> None:
 
 def console() -> NoReturn:
     """What the command ``darlit`` runs."""
-    sys.path.append(os.getcwd())  # a class of your own, such as my_ideas.ScaledLM, is found where you type
+    sys.path.append(str(Path.cwd()))  # a class of your own, such as my_ideas.ScaledLM, is found where you type
     status = main()
     gc.freeze()  # or the collector walks through all of PyTorch once more on the way out, which takes over a second
     sys.exit(status)

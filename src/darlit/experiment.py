@@ -17,7 +17,6 @@ import yaml
 from darlit.errors import DarlitError
 from darlit.values import load
 
-
 MAX_STEPS = "DARLIT_MAX_STEPS"
 
 

@@ -121,6 +121,24 @@ def _leave_config_of_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=str(block))
+        for block in ALL["docs/experiments.md"]
+        if block.language == "console"
+        and block.commands[0][:3] in (["darlit", "grid", "check"], ["darlit", "grid", "list"])
+    ],
+)
+def test_what_is_printed_is_what_is_shown(
+    block: Block, reader_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(reader_folder)
+    (words,) = block.commands
+    assert darlit(words[1:]) == 0
+    assert f"$ {' '.join(words)}\n{capsys.readouterr().out}" == block.text
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["plan", "experiments/tiny_residual.yaml", "--gpu_count", "2"],

@@ -135,3 +135,12 @@ def test_a_loss_that_is_not_of_the_last_step_is_taken_when_told_so_and_marked(
     table = capsys.readouterr().out
     assert "| dar-default | — | 1 of 3 | 2.0000 (at step 50 of 100) | — | — |" in table
     assert "| dar-layer | pathway.beta_pattern = layer | 1 of 3 | 2.0000 | — | — |" in table
+
+
+def test_runs_are_collected_beside_themselves_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in results/runs of the clone that one types in, which holds what is committed."""
+    grid, first = _grid(tmp_path), _write(tmp_path / "runs", CELLS[0], 10, 2.0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["collect", str(grid)]) == 0
+    assert (tmp_path / "runs/results/runs" / CELLS[0] / "seed_10.json").read_bytes() == first.read_bytes()
+    assert not (tmp_path / "results").exists()

@@ -90,7 +90,7 @@ def _status_options(verb: argparse.ArgumentParser) -> None:
 
 
 def _collect_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=Path, default=Path("results/runs"), help="where to (default: results/runs)")
+    verb.add_argument("--out", type=Path, help="where to (default: results/runs in the folder of runs)")
     verb.add_argument("--replace", action="store_true", help="also where another run of the cell and seed is kept")
 
 
@@ -210,8 +210,9 @@ def _status(grid: Grid, arguments: argparse.Namespace) -> int:
 
 
 def _collect(grid: Grid, arguments: argparse.Namespace) -> int:
-    copied, kept = collect(grid, arguments.runs_dir, arguments.out, arguments.replace)
-    print(f"{grid.name}: {kept + len(copied)} of {len(grid.tasks)} runs in {arguments.out}, {len(copied)} of them new")
+    out = arguments.out or arguments.runs_dir / "results" / "runs"
+    copied, kept = collect(grid, arguments.runs_dir, out, arguments.replace)
+    print(f"{grid.name}: {kept + len(copied)} of {len(grid.tasks)} runs in {out}, {len(copied)} of them new")
     return 0
 
 

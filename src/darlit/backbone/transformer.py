@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from darlit.backbone.attention import Attention
 from darlit.backbone.cache import KeyValueCache, LayerCache
 from darlit.backbone.config import BackboneConfig
-from darlit.backbone.document_mask import document_mask
+from darlit.backbone.document_mask import causal_mask, document_mask, document_numbers
 from darlit.backbone.experts import Experts, Routing, mean_routing
 from darlit.backbone.feed_forward import build_feed_forward
 from darlit.backbone.initialise import whole
@@ -114,7 +114,7 @@ class Transformer(nn.Module):
         Args:
             tokens_BT: token ids; with a cache those that follow the tokens it holds.
             probe: sees the pass from inside.
-            cache: decoding one document without gradients; it holds these tokens too afterwards.
+            cache: for decoding without gradients; it holds these tokens too afterwards.
 
         Raises:
             ValueError: more tokens than ``sequence_length``.
@@ -132,7 +132,7 @@ class Transformer(nn.Module):
                 "shorten it or build the model for longer ones"
             )
         rope = self.rope[:, start:length]
-        visible = self._visible(tokens_BT, start)
+        visible = self._visible(tokens_BT, cache)
         recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
         state = self.pathway.start(self.embedding(tokens_BT), probe)
         routings = []
@@ -146,13 +146,14 @@ class Transformer(nn.Module):
                 routings.append(routing)
         return self.final_norm(state.finish()), routings
 
-    def _visible(self, tokens_BT: Tensor, start: int) -> Tensor | None:
+    def _visible(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor | None:
         """What attention may see where that is not simply everything before; see `Attention`."""
-        if start > 0:
-            new = tokens_BT.shape[1]
-            return torch.ones(new, start + new, dtype=torch.bool, device=tokens_BT.device).tril(start)
         separator = self.config.document_separator
-        return None if separator is None else document_mask(tokens_BT, separator)
+        start = 0 if cache is None else cache.length
+        if separator is not None:
+            documents = document_numbers(tokens_BT, separator) if cache is None else cache.documents(tokens_BT, separator)
+            return document_mask(documents, start)
+        return causal_mask(start + tokens_BT.shape[1], start, tokens_BT.device) if start else None
 
     def forward(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, T, V]``; arguments as in `hidden`."""

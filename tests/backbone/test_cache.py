@@ -92,7 +92,8 @@ def test_documents_stay_apart_when_decoding(arm: str) -> None:
 @pytest.mark.parametrize("cut", [1, 6, 19, 20, 21, 63])
 def test_chunks_of_documents_equal_the_full_forward(cut: int, experts: int) -> None:
     """Prefilled in chunks of 13 tokens after a first one of any length, dense and with experts."""
-    config = replace(CONFIG, document_separator=SEPARATOR, num_experts=experts, experts_per_token=2)
+    sparse = {"num_experts": experts, "experts_per_token": 2, "experts": "reference"}
+    config = replace(CONFIG, document_separator=SEPARATOR, **sparse)  # type: ignore[arg-type]
     model, ids = build("dar_block", config).double(), documents()
     cache = KeyValueCache(config, batch_size=2, like=model.head_weight)
     with torch.no_grad():

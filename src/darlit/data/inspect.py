@@ -42,6 +42,8 @@ def _print_info(manifest: Manifest) -> None:
         f"tokenizer    {tokenizer['name']}, vocabulary {tokenizer['vocab_size']:,}, "
         f"separator {tokenizer['separator']}, {content['dtype']}"
     )
+    if manifest.lossy:
+        print(f"lossy        {manifest.lossy}: losses and bits per byte leave this out")
     for name, split in content["splits"].items():
         print(
             f"{name:<13}{split['tokens']:,} tokens, {split['documents']:,} documents, {split['bytes']:,} bytes, "

@@ -55,6 +55,14 @@ class Manifest:
     def tokenizer_name(self) -> str:
         return str(self.content["tokenizer"]["name"])
 
+    @property
+    def lossy(self) -> str:
+        """What the tokenizer did not keep of the texts, in words; empty: it kept everything."""
+        lossy = self.content.get("lossy") or {}
+        if not any(lossy.values()):
+            return ""
+        return f"{lossy['lossy_documents']:,} documents are not kept, {lossy['unknown_tokens']:,} tokens are unknown"
+
     def split(self, name: str) -> dict[str, Any]:
         """``{tokens, bytes, documents, chunks}`` of the split ``train`` or ``val``."""
         return dict(self.content["splits"][name])

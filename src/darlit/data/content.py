@@ -28,10 +28,8 @@ _NOT_TEXT = {
     "an image": rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP",
     "a program": rb"\x7fELF",
 }
-_UNICODE = {  # UTF-32's little-endian mark begins as UTF-16's
-    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
-    "UTF-16": rb"\xff\xfe|\xfe\xff",
-}
+_ENOUGH_BYTES = 512
+"""A zero byte in so many speaks against text; a shorter file may hold one."""
 
 
 def compression_of(head: bytes) -> str:
@@ -42,22 +40,32 @@ def compression_of(head: bytes) -> str:
 def why_not_text(head: bytes) -> str | None:
     """Say what the head of a file is and what to do with it; None: nothing speaks against text.
 
-    Text has no zero bytes. Its encoding is not judged: bytes that are not UTF-8 may be text of an older one.
+    Other encodings than UTF-16 and UTF-32 are not judged: bytes that are not UTF-8 may be text of an older one.
     """
     if what := _first_match(_NOT_TEXT, head):
         remedy = "give it a name that ends in .parquet" if what == "a Parquet file" else "extract its texts first"
         return f"is {what}, not text; {remedy}, or leave it out"
     if what := compression_of(head):
-        return f"is {what} data, which is decompressed only once and in text and jsonl files; decompress it first"
-    encoding = _first_match(_UNICODE, head)
-    if not encoding and 0 in head:
-        even, odd = head[0::2].count(0), head[1::2].count(0)
-        if max(even, odd) < len(head) // 4 or min(even, odd) > len(head) // 16:
-            return f"is binary data, not text (byte {head.index(0)} is zero); extract its texts first, or leave it out"
-        encoding = "UTF-16BE" if even > odd else "UTF-16LE"
-    if encoding:
+        return f"is {what} data where text was expected; decompress it first"
+    if encoding := _wide_encoding(head):
         return f"is {encoding} text; convert it: iconv -f {encoding} -t UTF-8 OLD > NEW"
+    if 0 in head and len(head) >= _ENOUGH_BYTES:
+        return f"is binary data, not text (byte {head.index(0)} is zero); extract its texts first, or leave it out"
     return None
+
+
+def _wide_encoding(head: bytes) -> str:
+    """UTF-32 or UTF-16 by its byte order mark, or UTF-16 of a mostly Latin text without one; empty: neither."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if len(head) % 2:
+        return ""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    even, odd = head[0::2].count(0), head[1::2].count(0)
+    if len(head) < 8 or max(even, odd) < len(head) // 4 or min(even, odd) > len(head) // 32:
+        return ""
+    return "UTF-16BE" if even > odd else "UTF-16LE"
 
 
 def _first_match(patterns: dict[str, bytes], head: bytes) -> str:

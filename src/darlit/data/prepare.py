@@ -196,14 +196,14 @@ class _Preparation:
         total = sum(source.size for source in self.sources)
         try:
             with Progress(total, enabled=show_progress) as progress:
-                for note in self._notes():
-                    progress.note(note)
                 self.tokenizer = self.tokenizer or self._trained_tokenizer(progress)
                 dtype = token_dtype(self.tokenizer.vocab_size)
                 writers = self.staging.open_writers(dtype, self.options.chunk_tokens)
                 try:
                     self._write_all(writers, workers, progress)
                     manifest = self._finish(writers, str(dtype), progress)
+                    for note in self._notes():
+                        progress.note(note)
                 finally:
                     for writer in writers.values():
                         writer.close()

@@ -39,12 +39,12 @@ from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
-from darlit.checkpoint_io import AtomicCheckpointIO, find
+from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
 from darlit.data.datamodule import TokenDataModule, check_length
 from darlit.errors import DarlitError, nearest
 from darlit.experiment import load_experiments, merge
 from darlit.modules import Budget, LanguageModule
-from darlit.modules.loading import check_data, read_checkpoint
+from darlit.modules.loading import check_data
 from darlit.modules.sharding import ShardedStrategy
 from darlit.run import Cell, RunFolder
 from darlit.run.continuing import check_continued, continued_identity

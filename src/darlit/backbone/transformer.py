@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from darlit.backbone.attention import Attention
 from darlit.backbone.cache import KeyValueCache, LayerCache
+from darlit.backbone.compiled import keep_names
 from darlit.backbone.config import BackboneConfig
 from darlit.backbone.document_mask import causal_mask, document_mask, document_numbers
 from darlit.backbone.experts import Experts, Routing, mean_routing
@@ -79,6 +80,7 @@ class Transformer(nn.Module):
         self.pathway = pathway
         self.register_buffer("rope", torch.empty(2, config.sequence_length, config.head_width // 2), persistent=False)
         self.reset_parameters()
+        keep_names(self)
 
     def reset_parameters(self) -> None:
         """Draw all initial values: normal(0, init_std), branch outputs by 1/sqrt(2 L) smaller, gains one."""

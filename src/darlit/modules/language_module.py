@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from darlit import pathways
 from darlit.backbone import BackboneConfig, build_transformer
+from darlit.backbone.compiled import keep_names, unwrapped
 from darlit.backbone.config import RUNTIME_FIELDS
 from darlit.backbone.loss import IGNORED
+from darlit.checkpoint_io import read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.gradients import clip, total_norm
 from darlit.modules.metrics import TokenLoss
@@ -59,6 +62,40 @@ class LanguageModule(pl.LightningModule):
         with torch.device("cpu"):  # also where the model is made on the meta device, without values
             self.val_metric = TokenLoss()
             self.test_metric = TokenLoss()
+        keep_names(self)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's takes open files too
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = "cpu",
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        **changes: Any,
+    ) -> Self:
+        """Return the model of a checkpoint; on this base class, of whichever arm the checkpoint is.
+
+        Arguments are those of Lightning's method. ``weights_only`` stays True whatever is passed: no code of a checkpoint
+        runs here. `darlit.modules.loading.load` also takes run folders and exported files.
+
+        Raises:
+            DarlitError: a file that is missing, damaged, no darlit checkpoint, or one of another arm.
+        """
+        path = Path(checkpoint_path)
+        if not path.exists():
+            raise DarlitError(f"{path} does not exist; give a checkpoint that darlit fit wrote")
+        checkpoint = read_checkpoint(path, with_weights=True)
+        pathway = checkpoint["darlit"]["pathway"]
+        from darlit.modules import variants
+
+        arms = {arm.pathway_name: arm for arm in variants().values() if issubclass(arm, cls)}
+        arm = cls if getattr(cls, "pathway_name", None) == pathway else arms.get(pathway)
+        if arm is None:
+            raise DarlitError(f"{path} holds pathway {pathway!r}, not one of {cls.__name__}; load it with LanguageModule")
+        module = arm(**{**checkpoint["hyper_parameters"], **changes})
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+        return cast(Self, module.to(map_location))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits ``[B, T, V]``."""
@@ -67,10 +104,10 @@ class LanguageModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Shard the model where the strategy has a mesh of devices; once, however many stages follow."""
         mesh = self.device_mesh
-        if mesh is not None and not is_sharded(self.transformer):
+        if mesh is not None and not is_sharded(unwrapped(self.transformer)):
             strategy: Any = self.trainer.strategy
             shard(
-                self.transformer,
+                unwrapped(self.transformer),
                 mesh["data_parallel"],
                 strategy.root_device,
                 str(self.trainer.precision),
@@ -135,7 +172,7 @@ class LanguageModule(pl.LightningModule):
         )
 
     def configure_optimizers(self) -> Any:
-        transformer = self.transformer
+        transformer = unwrapped(self.transformer)
         backbone = [module for name, module in transformer.named_children() if name != "pathway"]
         groups = parameter_groups(backbone, transformer.pathway, self.optimizer)
         adamw = torch.optim.AdamW(

@@ -5,19 +5,16 @@ Nothing here runs code from a file: checkpoints are read as plain tensors and va
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from darlit import sharded_checkpoint, values
-from darlit.checkpoint_io import find
+from darlit.checkpoint_io import find, read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
@@ -26,9 +23,6 @@ from darlit.run import RunFolder, difference
 if TYPE_CHECKING:
     from darlit.data.manifest import Manifest
     from darlit.data.tokenizers import Tokenizer
-
-
-_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,11 @@ class SavedModel:
         """
         from darlit.data.datamodule import TokenDataModule
         from darlit.data.manifest import open_manifest
+        from darlit.data.verification import verify
 
         if data_folder is not None:
             manifest = open_manifest(data_folder)
+            verify(manifest, "first_use")
         elif "data" not in self.run:
             raise DarlitError(
                 f"{self.path} does not say which data it was trained on (it lies in no run folder); "
@@ -186,29 +182,6 @@ def check_data(identity: Mapping[str, Any], data: Mapping[str, Any], where: str)
             f"{where} was trained with {difference({name: identity[name]}, {name: data[name]})}: other data, or "
             "another split of them; give data.folder and data.holdout as they were, or prepare the data again as then"
         )
-
-
-def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
-    """Load a checkpoint's plain tensors and values on the CPU.
-
-    Args:
-        path: a file, or the folder of a sharded run.
-        with_weights: put the weights of a folder together too; a file has them anyway.
-
-    Raises:
-        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
-    """
-    try:
-        if path.is_dir():
-            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
-        else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except _DAMAGED as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
-    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
-        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
-    return checkpoint
 
 
 def _checkpoint_file(path: Path) -> Path:

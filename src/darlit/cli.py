@@ -41,6 +41,7 @@ from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
 from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
 from darlit.data.datamodule import TokenDataModule, check_length
+from darlit.data.vocabulary import vocab_size_of
 from darlit.errors import DarlitError, nearest
 from darlit.experiment import load_experiments, merge
 from darlit.modules import Budget, LanguageModule
@@ -107,6 +108,12 @@ class DarlitCLI(LightningCLI):
         )
         parser.link_arguments("data.sequence_length", "model.init_args.backbone.sequence_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def before_instantiate_classes(self) -> None:
+        """Take the vocabulary from the data where the experiment leaves it open; config.yaml then has the number."""
+        backbone, data = self._option("model").init_args.backbone, self._option("data")
+        if backbone.vocab_size is None:
+            backbone.vocab_size = vocab_size_of(data.folder, data.tokenizer)
 
     def instantiate_classes(self) -> None:
         data = self._option("data")

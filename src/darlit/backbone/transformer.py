@@ -73,10 +73,10 @@ class Transformer(nn.Module):
                 f"{config.num_branches} of {config.width}: build the pathway with the backbone's numbers"
             )
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.embedding = nn.Embedding(config.rows, config.width)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.rows, bias=False)
         self.pathway = pathway
         self.register_buffer("rope", torch.empty(2, config.sequence_length, config.head_width // 2), persistent=False)
         self.reset_parameters()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -47,7 +47,8 @@ class LanguageModule(pl.LightningModule):
         super().__init__()
         options_class = pathways.families()[self.pathway_name].Options
         self.pathway_options = _as_config(options_class, pathway)
-        self.backbone = _as_config(BackboneConfig, backbone)
+        config = _as_config(BackboneConfig, backbone)
+        self.backbone = replace(config, vocab_size=config.rows)
         self.optimizer = _as_config(OptimizerConfig, optimizer)
         # Plain values only: the checkpoint then loads with weights_only and rebuilds this module by itself.
         self.save_hyperparameters(
@@ -72,7 +73,7 @@ class LanguageModule(pl.LightningModule):
         strict: bool | None = None,
         weights_only: bool | None = True,
         **changes: Any,
-    ) -> Self:
+    ) -> LanguageModule:
         """Return the model of a checkpoint; on this base class, of whichever arm the checkpoint is.
 
         Arguments are those of Lightning's method. ``weights_only`` stays True whatever is passed: no code of a checkpoint
@@ -95,7 +96,7 @@ class LanguageModule(pl.LightningModule):
         module = arm(**{**checkpoint["hyper_parameters"], **changes})
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
-        return cast(Self, module.to(map_location))
+        return module.to(map_location)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits ``[B, T, V]``."""
@@ -120,10 +121,10 @@ class LanguageModule(pl.LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         if data is None:
             return
-        if data.vocab_size > self.backbone.vocab_size:
+        if data.vocab_size > self.backbone.rows:
             raise DarlitError(
                 f"the data's token ids go up to {data.vocab_size - 1}, the model has backbone.vocab_size="
-                f"{self.backbone.vocab_size}; set backbone.vocab_size to at least {data.vocab_size}"
+                f"{self.backbone.rows}; leave it out, or set it to at least {data.vocab_size}"
             )
         separator = self.backbone.document_separator
         if separator is not None and separator != data.separator:

@@ -111,7 +111,7 @@ class SavedModel:
 
     def _check(self, what: str, name: str, sha256: str, vocab_size: int) -> None:
         """Refuse another vocabulary than the one that the weights know."""
-        rows = self.module.backbone.vocab_size
+        rows = self.module.backbone.rows
         if vocab_size > rows:
             raise DarlitError(
                 f"{what} has {vocab_size} token ids, {self.path} has backbone.vocab_size={rows}: another vocabulary; "

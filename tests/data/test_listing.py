@@ -109,7 +109,7 @@ def test_a_pipe_is_not_a_file(corpus: Path) -> None:
 def test_files_of_other_endings_are_said(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (corpus / "picture.png").write_bytes(b"x")
     assert main(["prepare", str(corpus), "--out", str(corpus.parent / "out"), "--val-fraction", "0.3"]) == 0
-    assert "1 files with other endings are left out" in capsys.readouterr().err
+    assert "left out for their endings: 1;" in capsys.readouterr().err
 
 
 def test_hidden_folders_are_left_alone(corpus: Path) -> None:

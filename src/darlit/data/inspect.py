@@ -39,7 +39,7 @@ def _print_info(manifest: Manifest) -> None:
     print(f"folder       {manifest.folder}")
     print(f"fingerprint  {manifest.fingerprint}")
     print(
-        f"tokenizer    {tokenizer['name']}, vocabulary {tokenizer['vocab_size']:,}, "
+        f"tokenizer    {manifest.tokenizer_name}, vocabulary {tokenizer['vocab_size']:,}, "
         f"separator {tokenizer['separator']}, {content['dtype']}"
     )
     if manifest.lossy:

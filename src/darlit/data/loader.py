@@ -1,11 +1,10 @@
-"""Reading prepared tokens: blocks by number through litdata, and a loader that resumes bit-exactly.
+"""Reading prepared tokens: blocks by number, and a loader that resumes bit-exactly.
 
 Shape suffixes: B sequences a batch, S tokens a block, which is sequence_length + 1.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from darlit.data.chunks import HEADER
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest
 from darlit.data.order import FILLER, BatchOrder, EvaluationOrder
@@ -40,14 +40,13 @@ class TokenDataset(Dataset[Tensor]):
         chunks = manifest.split(split)["chunks"]
         self.folder = Path(manifest.folder) / split
         self._vocab_size = manifest.vocab_size
+        self._dtype = np.dtype(manifest.content["dtype"])
         self._chunks = [self.folder / chunk["file"] for chunk in chunks]
         self._states = [_state(path) for path in self._chunks]
         self.block_size = sequence_length + 1
         self._first_tokens = np.array([chunk["first_token"] for chunk in chunks])
         blocks = np.array([chunk["tokens"] // self.block_size for chunk in chunks])
         self._ends = np.cumsum(blocks)
-        self._stream: Any = None
-        self._process = 0
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -71,23 +70,26 @@ class TokenDataset(Dataset[Tensor]):
         return int(np.searchsorted(self._ends, block, side="right"))
 
     def _read(self, block: int) -> np.ndarray:
-        """Tokens of a block, int64 ``[S]``. Raises DataError for a chunk that has changed since it was opened, which
-        is mapped into memory and would end the process if it had become shorter, and for ids beyond the vocabulary."""
+        """Tokens of a block, int64 ``[S]``.
+
+        Read and not mapped into memory: a mapped file that becomes shorter ends the process without a word.
+
+        Raises:
+            DataError: a chunk that has changed since the dataset was made, or an id beyond the vocabulary.
+        """
         chunk = self._chunk_of(block)
-        if _state(self._chunks[chunk]) != self._states[chunk]:
-            raise DataError(f"{self._chunks[chunk]}: changed while it was in use; verify the folder and resume the run")
-        if self._stream is None or self._process != os.getpid():
-            self._stream, self._process = _open_stream(self.folder, self.block_size), os.getpid()
-        tokens_S: np.ndarray = self._stream[int(block)].astype(np.int64)
+        path, place = self._chunks[chunk], self.first_token(block) - int(self._first_tokens[chunk])
+        changed = _state(path) != self._states[chunk]
+        offset = HEADER.size + place * self._dtype.itemsize
+        tokens_S = np.fromfile(path, self._dtype, self.block_size, offset=offset)
+        if changed or len(tokens_S) < self.block_size:
+            raise DataError(f"{path}: changed while it was in use; verify the folder and resume the run")
         if tokens_S.max() >= self._vocab_size:
             raise DataError(
-                f"{self._chunks[chunk]}: damaged: token id {tokens_S.max()} in a vocabulary of {self._vocab_size}; "
+                f"{path}: damaged: token id {tokens_S.max()} in a vocabulary of {self._vocab_size}; "
                 f"type: darlit data verify {self.folder.parent}"
             )
-        return tokens_S
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        return tokens_S.astype(np.int64)
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -97,14 +99,6 @@ def _state(path: Path) -> tuple[int, int, int]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; verify the folder and resume the run") from error
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _open_stream(folder: Path, block_size: int) -> Any:
-    # litdata asks the package index for a newer version, which hangs where there is no network.
-    os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
-    from litdata import StreamingDataset, TokensLoader
-
-    return StreamingDataset(str(folder), item_loader=TokensLoader(block_size=block_size), shuffle=False)
 
 
 class ResumableLoader:

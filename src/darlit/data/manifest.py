@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from darlit.data import LOSSY
 from darlit.data.chunks import DOCUMENT_DTYPE, DOCUMENTS_FILE, HEADER, INDEX_FILE
 from darlit.data.errors import DataError
 from darlit.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, SubwordTokenizer, Tokenizer
@@ -53,7 +54,8 @@ class Manifest:
 
     @property
     def tokenizer_name(self) -> str:
-        return str(self.content["tokenizer"]["name"])
+        """Name of the tokenizer, with a mark where it did not keep all of the texts."""
+        return str(self.content["tokenizer"]["name"]) + (LOSSY if self.lossy else "")
 
     @property
     def lossy(self) -> str:

@@ -216,7 +216,7 @@ class _Preparation:
         """What a user may not expect of these sources."""
         notes = [*self.notes]
         if self.left_out:
-            notes.append(f"{self.left_out} files with other endings are left out; name them, or a glob, to take them")
+            notes.append(f"left out for their endings: {self.left_out}; name these files, or a glob, to take them")
         if self.within_one_text:
             share = f"from {self.rule.val_start:g} to {self.rule.val_start + self.rule.val_fraction:g} of its length"
             notes.append(f"{self.sources[0].name} is one text: {share} it is the validation split")

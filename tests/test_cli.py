@@ -334,7 +334,12 @@ def test_tokenizer_and_vocabulary_come_from_the_folder(
     assert darlit(["prepare", str(sources), "--out", str(data), "--tokenizer", "bpe", "--vocab-size", "300"]) == 0
     experiment = Path(__file__).parent.parent / "experiments" / "tiny_dar_full.yaml"
     options = ["--data.folder", str(data), "--data.sequence_length=16", "--data.batch_size=4", "--data.val_sequences=4"]
-    options += ["--budget", "{tokens: 128, batch_tokens: 64, validation_interval: 2}", "--runs_dir", str(tmp_path / "runs")]
+    options += [
+        "--budget",
+        "{tokens: 128, batch_tokens: 64, validation_interval: 2}",
+        "--runs_dir",
+        str(tmp_path / "runs"),
+    ]
     options += ["--memory_estimate.enabled=false", "--pictures.enabled=false"]
     arguments = ["fit", "--config", str(experiment), *options]
     assert darlit(arguments) == 0
@@ -343,7 +348,9 @@ def test_tokenizer_and_vocabulary_come_from_the_folder(
     assert 257 < vocabulary <= 300
     assert summary(run)["data"]["vocab_size"] == summary(run)["backbone"]["vocab_size"] == vocabulary
     assert summary(run)["data"]["tokenizer"] == "bpe"
-    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["backbone"]["vocab_size"] == vocabulary
+    assert (
+        yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["backbone"]["vocab_size"] == vocabulary
+    )
     assert darlit(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
     capsys.readouterr()
 
@@ -359,7 +366,9 @@ def test_tokenizer_and_vocabulary_come_from_the_folder(
     assert summary(run.with_name("seed_2"))["backbone"]["vocab_size"] == 320
 
 
-def test_a_plan_counts_the_vocabulary_of_the_data(data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_counts_the_vocabulary_of_the_data(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Left open it is that of the folder, of the default corpus in bytes, and of the default corpus in BPE."""
     counts = []
     for data in ({}, {"folder": str(data_folder)}, {"folder": None, "tokenizer": "bpe"}):

@@ -27,7 +27,12 @@ def zstd(data: bytes) -> bytes:
     return bytes(pytest.importorskip("zstandard").ZstdCompressor().compress(data))
 
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zstd": zstd}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstd,
+}
 ENDINGS = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}
 
 
@@ -137,7 +142,15 @@ def test_a_name_that_promises_something_else(tmp_path: Path, name: str, data: by
 
 
 def test_texts_of_any_encoding_but_wide_ones_are_kept() -> None:
-    for text in (TEXT, TEXT.decode().encode("gb18030"), "né à l'été".encode("latin-1"), b"", b"PK", b"BZh9 is text", b"a\0b"):
+    for text in (
+        TEXT,
+        TEXT.decode().encode("gb18030"),
+        "né à l'été".encode("latin-1"),
+        b"",
+        b"PK",
+        b"BZh9 is text",
+        b"a\0b",
+    ):
         assert compression_of(text) == ""
         assert why_not_text(text) is None
 

@@ -66,7 +66,9 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_manifest(folder: Path, change: Callable[[dict[str, Any]], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_malformed_manifest(
+    folder: Path, change: Callable[[dict[str, Any]], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line, for training and for a look at the folder; every key alone missing is found too."""
     rewrite(folder, change)
     with pytest.raises(DataError, match=r"manifest\.json: malformed: "):
@@ -105,7 +107,9 @@ def overwrite(path: Path) -> None:
     ("change", "message"),
     [(cut, "changed while it was in use"), (overwrite, "changed while it was in use"), (Path.unlink, "cannot be read")],
 )
-def test_a_chunk_that_changes_during_a_run(folder: Path, workers: int, change: Callable[[Path], None], message: str) -> None:
+def test_a_chunk_that_changes_during_a_run(
+    folder: Path, workers: int, change: Callable[[Path], None], message: str
+) -> None:
     """One line and no bus error, although the chunk is mapped into memory; from worker processes too."""
     data = module(folder, num_workers=workers)
     batches = iter(data.train_dataloader())
@@ -124,5 +128,7 @@ def test_ids_beyond_the_vocabulary(folder: Path) -> None:
     tokens = np.memmap(path, dtype="uint16", mode="r+", offset=12)
     tokens[:] = 700
     tokens.flush()
-    with pytest.raises(DataError, match=f"{path}: damaged: token id 700 in a vocabulary of 257; type: darlit data verify"):
+    with pytest.raises(
+        DataError, match=f"{path}: damaged: token id 700 in a vocabulary of 257; type: darlit data verify"
+    ):
         list(module(folder).val_dataloader())

@@ -55,7 +55,10 @@ def corpus(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (few_words, r"00\.txt: document 0: tokenizer words does not keep its text: 'e cat sat on mat 0' becomes 'e cat sat \[UNK\] "),
+        (
+            few_words,
+            r"00\.txt: document 0: tokenizer words does not keep its text: 'e cat sat on mat 0' becomes 'e cat sat \[UNK\] ",
+        ),
         (lower_case, r"20\.txt: document 0: .*'THE CAT SAT ON MAT 2' becomes 'the cat sat on mat 2'"),
         (few_characters, r"00\.txt: .* becomes "),
         (unigram, r"00\.txt: .* becomes "),
@@ -95,7 +98,9 @@ def test_accepted_it_is_marked(tmp_path: Path, corpus: str, capsys: pytest.Captu
 def test_tokenizers_that_keep_everything(tmp_path: Path, corpus: str) -> None:
     """Bytes, trained BPE, and any other that decodes to the text."""
     for tokenizer in ("bytes", "bpe"):
-        manifest = prepare([corpus], tmp_path / tokenizer, Options(tokenizer=tokenizer, vocab_size=300, val_fraction=0.3))
+        manifest = prepare(
+            [corpus], tmp_path / tokenizer, Options(tokenizer=tokenizer, vocab_size=300, val_fraction=0.3)
+        )
         assert manifest.content["lossy"] == {"lossy_documents": 0, "unknown_tokens": 0}
         assert manifest.lossy == ""
         assert manifest.tokenizer_name == tokenizer

@@ -68,7 +68,9 @@ def test_the_base_class_loads_a_checkpoint_of_any_arm(tmp_path: Path) -> None:
         assert type(loaded) is DualAttentionResidualLM
         for name, value in module.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], value), name
-    with pytest.raises(DarlitError, match=r"some\.ckpt holds pathway 'dar', not one of ResidualLM; load it with Language"):
+    with pytest.raises(
+        DarlitError, match=r"some\.ckpt holds pathway 'dar', not one of ResidualLM; load it with Language"
+    ):
         ResidualLM.load_from_checkpoint(tmp_path / "some.ckpt")
     with pytest.raises(DarlitError, match=r"other\.ckpt does not exist"):
         LanguageModule.load_from_checkpoint(tmp_path / "other.ckpt")
@@ -121,7 +123,9 @@ def test_wrapped_parts_keep_the_names_and_values_of_a_checkpoint(
         run = trainer(tmp_path, steps=2)
         run.fit(module, batches())
         run.save_checkpoint(tmp_path / f"{name}.ckpt")
-        groups = [(group["name"], len(group["params"]), group["weight_decay"]) for group in run.optimizers[0].param_groups]
+        groups = [
+            (group["name"], len(group["params"]), group["weight_decay"]) for group in run.optimizers[0].param_groups
+        ]
         states[name] = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"], groups
     assert list(states["wrapped"][0]) == list(states["plain"][0])
     assert states["wrapped"][1] == states["plain"][1]

@@ -153,7 +153,9 @@ class Transformer(nn.Module):
         separator = self.config.document_separator
         start = 0 if cache is None else cache.length
         if separator is not None:
-            documents = document_numbers(tokens_BT, separator) if cache is None else cache.documents(tokens_BT, separator)
+            documents = (
+                document_numbers(tokens_BT, separator) if cache is None else cache.documents(tokens_BT, separator)
+            )
             return document_mask(documents, start)
         return causal_mask(start + tokens_BT.shape[1], start, tokens_BT.device) if start else None
 

@@ -148,9 +148,7 @@ def encode(
     return runs
 
 
-def _encode_run(
-    documents: Documents, places: Sequence[int], source: Source, tokenizer: Tokenizer, lossy: bool
-) -> Run:
+def _encode_run(documents: Documents, places: Sequence[int], source: Source, tokenizer: Tokenizer, lossy: bool) -> Run:
     texts = [documents.texts[place] for place in places]
     try:
         encoded = tokenizer.encode_checked(texts)

@@ -129,7 +129,9 @@ def _stat(path: str) -> Listed:
     except FileNotFoundError:
         if not os.path.islink(path):
             raise
-        raise DataError(f"{path}: a link to {os.readlink(path)}, which does not exist; fix the link or remove it") from None
+        raise DataError(
+            f"{path}: a link to {os.readlink(path)}, which does not exist; fix the link or remove it"
+        ) from None
     if not stat.S_ISREG(found.st_mode):
         raise DataError(f"{path}: a pipe or a device, not a file; write what comes out of it into a file first")
     return Listed(path, found.st_size, str(found.st_mtime))

@@ -173,7 +173,9 @@ def _check_content(path: Path, raw: bytes) -> None:
         content["splits"]["train"], content["splits"]["val"], content["split_rule"], content["versions"].items()
         content["tokenizer"]["name"], content["tokenizer"]["kind"], content["tokenizer"]["separator_token"]
         [source["path"] for source in content["sources"]]
-        listed = {Path(name).name for name, file in content["files"].items() if int(file["bytes"]) >= 0 and file["sha256"]}
+        listed = {
+            Path(name).name for name, file in content["files"].items() if int(file["bytes"]) >= 0 and file["sha256"]
+        }
         if not named <= listed:
             raise ValueError(f"files has no {min(named - listed)}")
         if fingerprint(content) != content["fingerprint"]:

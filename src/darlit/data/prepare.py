@@ -180,9 +180,7 @@ class _Preparation:
         self.licence = licence
         self.notes: list[str] = []
         self.sources, self.left_out = _find(sources, self.notes)
-        self.within_one_text = (
-            len(self.sources) == 1 and self.sources[0].kind == "text" and options.text_unit == "file"
-        )
+        self.within_one_text = len(self.sources) == 1 and self.sources[0].kind == "text" and options.text_unit == "file"
         self.tokenizer = None if options.tokenizer == "bpe" else load_tokenizer(options.tokenizer, options.separator)
         plan = {
             "options": asdict(options),

@@ -138,9 +138,7 @@ class SourceReader:
         DataError: anything that cannot be read or is not what its name promises, with the path and where in it.
     """
 
-    def __init__(
-        self, source: Source, text_field: str, text_unit: TextUnit, split_at: Sequence[float] = ()
-    ) -> None:
+    def __init__(self, source: Source, text_field: str, text_unit: TextUnit, split_at: Sequence[float] = ()) -> None:
         self.source = source
         self.text_field = text_field
         self.text_unit = text_unit

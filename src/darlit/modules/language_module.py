@@ -92,7 +92,9 @@ class LanguageModule(pl.LightningModule):
         arms = {arm.pathway_name: arm for arm in variants().values() if issubclass(arm, cls)}
         arm = cls if getattr(cls, "pathway_name", None) == pathway else arms.get(pathway)
         if arm is None:
-            raise DarlitError(f"{path} holds pathway {pathway!r}, not one of {cls.__name__}; load it with LanguageModule")
+            raise DarlitError(
+                f"{path} holds pathway {pathway!r}, not one of {cls.__name__}; load it with LanguageModule"
+            )
         module = arm(**{**checkpoint["hyper_parameters"], **changes})
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"], strict=strict is not False)

@@ -340,7 +340,7 @@ def test_tokenizer_and_vocabulary_come_from_the_folder(
         "--runs_dir",
         str(tmp_path / "runs"),
     ]
-    options += ["--memory_estimate.enabled=false", "--pictures.enabled=false"]
+    options += ["--memory_estimate.enabled=false"]
     arguments = ["fit", "--config", str(experiment), *options]
     assert darlit(arguments) == 0
     run = tmp_path / "runs" / "tiny_dar_full" / "seed_0"

@@ -57,7 +57,7 @@ def corpus(tmp_path: Path) -> str:
     [
         (
             few_words,
-            r"00\.txt: document 0: tokenizer words does not keep its text: 'e cat sat on mat 0' becomes 'e cat sat \[UNK\] ",
+            r"00\.txt: document 0: tokenizer words does not keep its text: 'e cat sat on mat 0' becomes 'e cat .*UNK",
         ),
         (lower_case, r"20\.txt: document 0: .*'THE CAT SAT ON MAT 2' becomes 'the cat sat on mat 2'"),
         (few_characters, r"00\.txt: .* becomes "),

@@ -1,4 +1,4 @@
-"""Names of a module's tensors that stay the same when a part of it is wrapped: ``layers[0] = torch.compile(layers[0])``.
+"""Names of tensors that stay the same when a part of a module is wrapped: ``layers[0] = torch.compile(layers[0])``.
 
 The wrapper is a module of its own and adds ``_orig_mod.`` to every name below it; ``module.compile()`` adds nothing.
 """
@@ -25,7 +25,7 @@ def unwrapped(module: ModuleT) -> ModuleT:
     return cast(ModuleT, getattr(module, "_orig_mod", module))
 
 
-def _unwrap_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _unwrap_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     named = {name.replace(WRAPPER, "") if name.startswith(prefix) else name: value for name, value in state.items()}
     state.clear()
     state.update(named)

@@ -102,7 +102,7 @@ def _local(spec: str, wanted: Callable[[str], bool], listing: Listing) -> Iterat
         if not names:
             raise DataError(f"{spec}: the glob matches no file")
         yield from map(_stat, names)
-    elif os.path.isdir(path):
+    elif Path(path).is_dir():
         for name in _walk(path, None, listing.notes, hidden=False):
             if wanted(name):
                 yield _stat(name)
@@ -120,17 +120,17 @@ def _matches(pattern: str, notes: list[str]) -> Iterator[str]:
     depth = None if "**" in parts else len(parts) - first
     matches = re.compile(glob_translate(pattern)).match
     base = "/".join(parts[:first]) or "/"
-    return filter(matches, _walk(base, depth, notes) if os.path.isdir(base) else ())
+    return filter(matches, _walk(base, depth, notes) if Path(base).is_dir() else ())
 
 
 def _stat(path: str) -> Listed:
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except FileNotFoundError:
-        if not os.path.islink(path):
+        if not Path(path).is_symlink():
             raise
         raise DataError(
-            f"{path}: a link to {os.readlink(path)}, which does not exist; fix the link or remove it"
+            f"{path}: a link to {Path(path).readlink()}, which does not exist; fix the link or remove it"
         ) from None
     if not stat.S_ISREG(found.st_mode):
         raise DataError(f"{path}: a pipe or a device, not a file; write what comes out of it into a file first")
@@ -149,7 +149,7 @@ def _walk(
         if entry.name.startswith(".") and not hidden:
             continue
         if not entry.is_dir():
-            yield os.path.join(folder, entry.name)
+            yield f"{folder.rstrip('/')}/{entry.name}"
         elif depth is None or depth > 1:
             lower = depth and depth - 1
             yield from _walk(entry.path, lower, notes, hidden=hidden, above=(*above, real))

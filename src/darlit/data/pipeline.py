@@ -23,7 +23,8 @@ Runs = dict[str, Run]
 @dataclass
 class SourceEnd:
     """What became of a source: its size and hash, its documents, their text bytes by split, the documents that the
-    tokenizer did not keep and their unknown tokens, and the digests that it added where duplicates are removed (hex)."""
+    tokenizer did not keep and their unknown tokens, and the digests that it added where
+    duplicates are removed (hex)."""
 
     path: str
     bytes: int = 0

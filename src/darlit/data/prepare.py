@@ -340,7 +340,8 @@ def _parser() -> argparse.ArgumentParser:
         "sources",
         nargs="*",
         metavar="SOURCE",
-        help="text, jsonl or parquet files (.gz, .bz2, .xz, .zst too), globs, folders or URLs such as s3://…, gs://…, hf://…; "
+        help="text, jsonl or parquet files (.gz, .bz2, .xz, .zst too), globs, folders or URLs such as s3://…, "
+        "gs://…, hf://…; "
         "without any, the Python standard library's sources",
     )
     parser.add_argument("--out", metavar="FOLDER", help="folder to make; required with SOURCE")

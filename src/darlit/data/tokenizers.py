@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import string
 from abc import ABC, abstractmethod
@@ -180,7 +179,7 @@ class SubwordTokenizer(Tokenizer):
             for text, kept, owner, piece in zip(texts, decoded, owners, ids, strict=True):
                 unknown = 0 if self._unknown is None else piece.count(self._unknown)
                 if unknown or text != kept:
-                    losses.append(Loss(owner, unknown, text, kept, len(os.path.commonprefix([text, kept]))))
+                    losses.append(Loss(owner, unknown, text, kept, _first_difference(text, kept)))
         return Encoded(*_in_a_row(len(documents), owners, ids), losses)
 
     def _encode_pieces(self, documents: Sequence[bytes]) -> tuple[list[str], list[int], list[list[int]]]:
@@ -236,6 +235,11 @@ def _in_a_row(documents: int, owners: list[int], ids: list[list[int]]) -> tuple[
     lengths_D = np.zeros(documents, dtype=np.int64)
     np.add.at(lengths_D, owners, [len(piece) for piece in ids])
     return ids_N, lengths_D
+
+
+def _first_difference(text: str, other: str) -> int:
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
 
 
 def _unknown_id(tokenizer: Any) -> int | None:

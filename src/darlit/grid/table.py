@@ -93,8 +93,8 @@ def notes(comparison: Comparison) -> list[str]:
     names = {run.summary["data"]["tokenizer"] for runs in comparison.runs.values() for run in runs}
     for name in sorted(name for name in names if name.endswith(LOSSY)):
         found.append(
-            f"Tokenizer {name} does not keep all of the texts: no loss counts what is missing, and bits per byte cannot "
-            "be known."
+            f"Tokenizer {name} does not keep all of the texts: no loss counts what is missing, and bits per byte "
+            "cannot be known."
         )
     if any(row.other_hardware for row in comparison.rows):
         found.append("† trained on other hardware than residual: speed, time and memory do not compare.")

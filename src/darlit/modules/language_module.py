@@ -76,8 +76,8 @@ class LanguageModule(pl.LightningModule):
     ) -> LanguageModule:
         """Return the model of a checkpoint; on this base class, of whichever arm the checkpoint is.
 
-        Arguments are those of Lightning's method. ``weights_only`` stays True whatever is passed: no code of a checkpoint
-        runs here. `darlit.modules.loading.load` also takes run folders and exported files.
+        Arguments are those of Lightning's method. ``weights_only`` stays True whatever is passed: no code of a
+        checkpoint runs here. `darlit.modules.loading.load` also takes run folders and exported files.
 
         Raises:
             DarlitError: a file that is missing, damaged, no darlit checkpoint, or one of another arm.

@@ -41,7 +41,7 @@ from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
 from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
 from darlit.data.datamodule import TokenDataModule, check_length
-from darlit.data.vocabulary import vocab_size_of
+from darlit.data.vocabulary import take_vocabulary
 from darlit.errors import DarlitError, nearest
 from darlit.experiment import load_experiments, merge
 from darlit.modules import Budget, LanguageModule
@@ -109,12 +109,6 @@ class DarlitCLI(LightningCLI):
         parser.link_arguments("data.sequence_length", "model.init_args.backbone.sequence_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
-    def before_instantiate_classes(self) -> None:
-        """Take the vocabulary from the data where the experiment leaves it open; config.yaml then has the number."""
-        backbone, data = self._option("model").init_args.backbone, self._option("data")
-        if backbone.vocab_size is None:
-            backbone.vocab_size = vocab_size_of(data.folder, data.tokenizer)
-
     def instantiate_classes(self) -> None:
         data = self._option("data")
         check_length(data.folder, data.tokenizer, data.holdout, data.sequence_length)
@@ -180,7 +174,11 @@ class DarlitCLI(LightningCLI):
         return self._get(self.config, name)
 
     def before_instantiate_classes(self) -> None:
-        """Loggers that would write into the current folder write into the folder of the run."""
+        """Loggers that would write into the current folder write into the folder of the run.
+
+        The vocabulary is that of the data where the experiment leaves it open; config.yaml then has the number.
+        """
+        take_vocabulary(self.config[self.subcommand])
         loggers = self._option("trainer").logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             options = getattr(logger, "init_args", None)

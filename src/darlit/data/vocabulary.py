@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from darlit.data.manifest import open_manifest
 from darlit.data.prepare import default_options
@@ -18,3 +19,14 @@ def vocab_size_of(folder: str | Path | None, tokenizer: str | None = None) -> in
     if folder is not None:
         return open_manifest(folder).vocab_size
     return default_options("bpe").vocab_size if tokenizer == "bpe" else ByteTokenizer.vocab_size
+
+
+def take_vocabulary(config: Any) -> None:
+    """Set ``backbone.vocab_size`` of a resolved configuration to that of its data where the experiment leaves it open.
+
+    Raises:
+        DataError: data that are not there.
+    """
+    backbone, data = config["model"]["init_args"]["backbone"], config["data"]
+    if backbone["vocab_size"] is None:
+        backbone["vocab_size"] = vocab_size_of(data["folder"], data["tokenizer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shutil
@@ -319,3 +320,64 @@ def test_a_trainer_that_this_machine_cannot_have_is_one_line(
     error = capsys.readouterr().err.strip()
     assert "--trainer.accelerator cpu" in error.splitlines()[-1]
     assert "Traceback" not in error
+
+
+def test_tokenizer_and_vocabulary_come_from_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block of docs/data.md: prepare with BPE, then an experiment that was made for bytes, on that folder."""
+    sources = tmp_path / "corpus"
+    sources.mkdir()
+    for number in range(60):
+        (sources / f"{number:02}.txt").write_text(f"def function_{number}(x):\n    return x * {number}\n" * 20)
+    data = tmp_path / "mine"
+    assert darlit(["prepare", str(sources), "--out", str(data), "--tokenizer", "bpe", "--vocab-size", "300"]) == 0
+    experiment = Path(__file__).parent.parent / "experiments" / "tiny_dar_full.yaml"
+    options = ["--data.folder", str(data), "--data.sequence_length=16", "--data.batch_size=4", "--data.val_sequences=4"]
+    options += [
+        "--budget",
+        "{tokens: 128, batch_tokens: 64, validation_interval: 2}",
+        "--runs_dir",
+        str(tmp_path / "runs"),
+    ]
+    options += ["--memory_estimate.enabled=false"]
+    arguments = ["fit", "--config", str(experiment), *options]
+    assert darlit(arguments) == 0
+    run = tmp_path / "runs" / "tiny_dar_full" / "seed_0"
+    vocabulary = json.loads((data / "manifest.json").read_text())["tokenizer"]["vocab_size"]
+    assert 257 < vocabulary <= 300
+    assert summary(run)["data"]["vocab_size"] == summary(run)["backbone"]["vocab_size"] == vocabulary
+    assert summary(run)["data"]["tokenizer"] == "bpe"
+    assert (
+        yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["backbone"]["vocab_size"] == vocabulary
+    )
+    assert darlit(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
+    capsys.readouterr()
+
+    for option, words in (
+        ("--model.init_args.backbone.vocab_size=257", ["backbone.vocab_size=257", f"to at least {vocabulary}"]),
+        ("--data.tokenizer=bytes", ["prepared with tokenizer 'bpe', not 'bytes'"]),
+    ):
+        assert darlit([*arguments, "--seed_everything=1", option]) == 2
+        [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("darlit: error:")]
+        assert all(word in error for word in words), error
+    larger = ["--seed_everything=2", "--model.init_args.backbone.vocab_size=320"]
+    assert darlit([*arguments, *larger]) == 0
+    assert summary(run.with_name("seed_2"))["backbone"]["vocab_size"] == 320
+
+
+def test_a_plan_counts_the_vocabulary_of_the_data(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left open it is that of the folder, of the default corpus in bytes, and of the default corpus in BPE."""
+    counts = []
+    for data in ({}, {"folder": str(data_folder)}, {"folder": None, "tokenizer": "bpe"}):
+        experiment = write_cell(tmp_path, data_folder, data__folder=None)
+        config = yaml.safe_load(experiment.read_text())
+        del config["model"]["init_args"]["backbone"]["vocab_size"]
+        config["data"].update(data)
+        experiment.write_text(yaml.safe_dump(config))
+        assert darlit(["plan", str(experiment), "--quick", "--json"]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["experiments"][0]["parameters"]["total"])
+    assert counts[0] == counts[1]
+    assert counts[2] - counts[0] == (4096 - 257) * 32

@@ -8,15 +8,20 @@ one move: between two renames the earlier checkpoint has the name ``.last.ckpt.o
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
+from torch.distributed.checkpoint import CheckpointException
 
 from darlit import sharded_checkpoint
 from darlit.atomic import errors_name, sync
+from darlit.errors import DarlitError
+
+_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -74,6 +79,29 @@ class _Writer:
 
     def flush(self) -> None:
         self.file.flush()
+
+
+def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
+    """Load a checkpoint's plain tensors and values on the CPU.
+
+    Args:
+        path: a file, or the folder of a sharded run.
+        with_weights: put the weights of a folder together too; a file has them anyway.
+
+    Raises:
+        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
+    """
+    try:
+        if path.is_dir():
+            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except _DAMAGED as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
+    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
+        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
+    return checkpoint
 
 
 def find(path: Path) -> Path | None:

@@ -39,12 +39,13 @@ from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
-from darlit.checkpoint_io import AtomicCheckpointIO, find
+from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
 from darlit.data.datamodule import TokenDataModule, check_length
+from darlit.data.vocabulary import take_vocabulary
 from darlit.errors import DarlitError, nearest
 from darlit.experiment import load_experiments, merge, shortened, shortening
 from darlit.modules import Budget, LanguageModule
-from darlit.modules.loading import check_data, read_checkpoint
+from darlit.modules.loading import check_data
 from darlit.modules.sharding import ShardedStrategy
 from darlit.run import Cell, RunFolder
 from darlit.run.continuing import check_continued, continued_identity
@@ -173,7 +174,11 @@ class DarlitCLI(LightningCLI):
         return self._get(self.config, name)
 
     def before_instantiate_classes(self) -> None:
-        """Loggers that would write into the current folder write into the folder of the run."""
+        """Loggers that would write into the current folder write into the folder of the run.
+
+        The vocabulary is that of the data where the experiment leaves it open; config.yaml then has the number.
+        """
+        take_vocabulary(self.config[self.subcommand])
         loggers = self._option("trainer").logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             options = getattr(logger, "init_args", None)

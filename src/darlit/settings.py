@@ -201,7 +201,7 @@ def is_seed(value: Any) -> bool:
 
 def _group(name: str, values: Any, options: type[Any], defaults: bool, **linked: Any) -> dict[str, Any]:
     """The converted values of one group; the dataclass checks their ranges."""
-    known, given = field_types(options), convert_fields(name, values, options)
+    known, given = field_types(options), convert_fields(name, values, options)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever builds the model is warned
         made = options(**{**given, **linked})

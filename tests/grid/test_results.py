@@ -232,6 +232,19 @@ def test_a_page_of_ones_own_takes_the_short_tables(tmp_path: Path, capsys: pytes
     assert "old" not in text
 
 
+def test_a_lossy_tokenizer_is_marked_in_every_table(tmp_path: Path) -> None:
+    """Bits per byte of a text that was not kept cannot be known: no table states them, and the page says why."""
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    for arm in ("residual", "dar_full"):
+        write_loss(runs, arm, 0, [5.0, 4.0, 3.0, 2.0], data__tokenizer="words (lossy)")
+    assert _run(runs, out) == 0
+    assert [row["bits_per_byte_mean"] for row in _rows(out).values()] == ["", ""]
+    note = "Tokenizer words (lossy) does not keep all of the texts"
+    assert note in (out / "table.md").read_text()
+    assert "| 2.0000 | — |" in (out / "table.md").read_text()
+    assert "2.885" not in (out / "table.tex").read_text()
+
+
 def test_latex_escapes_what_tex_would_read(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "results"
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])

@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader
 from darlit import pathways
 from darlit.backbone import BackboneConfig
 from darlit.errors import DarlitError
-from darlit.modules import variants
+from darlit.modules import LanguageModule, variants
 from darlit.modules.dual_attention import DualAttentionResidualLM
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig
 from darlit.modules.residual import ResidualLM
 from darlit.pathways.dual_attention import DualAttentionOptions
 from darlit.pathways.table import ARMS
+from trained import poison
 
 BACKBONE = BackboneConfig(vocab_size=50, num_layers=2, width=16, num_heads=2, ffn_width=24, sequence_length=8)
 
@@ -55,6 +56,88 @@ def test_a_checkpoint_rebuilds_its_module_with_weights_only(tmp_path: Path) -> N
     assert loaded.backbone == BACKBONE
     for name, value in module.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_the_base_class_loads_a_checkpoint_of_any_arm(tmp_path: Path) -> None:
+    module = DualAttentionResidualLM(DualAttentionOptions(block_size=2, route="self_kv"), BACKBONE)
+    run = trainer(tmp_path)
+    run.fit(module, batches())
+    run.save_checkpoint(tmp_path / "some.ckpt")
+    for arguments in ({}, {"weights_only": True}, {"map_location": "cpu", "strict": True}):
+        loaded = LanguageModule.load_from_checkpoint(str(tmp_path / "some.ckpt"), **arguments)
+        assert type(loaded) is DualAttentionResidualLM
+        for name, value in module.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], value), name
+    with pytest.raises(
+        DarlitError, match=r"some\.ckpt holds pathway 'dar', not one of ResidualLM; load it with Language"
+    ):
+        ResidualLM.load_from_checkpoint(tmp_path / "some.ckpt")
+    with pytest.raises(DarlitError, match=r"other\.ckpt does not exist"):
+        LanguageModule.load_from_checkpoint(tmp_path / "other.ckpt")
+
+
+def test_load_from_checkpoint_runs_no_code_of_the_file(tmp_path: Path) -> None:
+    """Whatever ``weights_only`` says."""
+    run, sign = trainer(tmp_path), tmp_path / "sign"
+    run.fit(ResidualLM(backbone=BACKBONE), batches())
+    (tmp_path / "checkpoints").mkdir()
+    run.save_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    poison(tmp_path, sign)
+    for weights_only in (True, False, None):
+        with pytest.raises(DarlitError, match=r"last\.ckpt is refused: not a checkpoint of plain tensors"):
+            LanguageModule.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt", weights_only=weights_only)
+    assert not sign.exists()
+
+
+class CompiledLM(DualAttentionResidualLM):
+    """Parts wrapped where a user would: ``wrap`` names them."""
+
+    wrap: tuple[str, ...] = ()
+
+    def configure_model(self) -> None:
+        for name in self.wrap:
+            parent, _, child = name.rpartition(".")
+            owner = self.get_submodule(parent)
+            setattr(owner, child, torch.compile(owner.get_submodule(child), backend="eager"))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        ("transformer.layers.0", "transformer.layers.1"),
+        ("transformer.layers.0.attention", "transformer.layers.1.feed_forward"),
+        ("transformer",),
+        ("transformer.layers.1", "transformer"),
+    ],
+    ids=" ".join,
+)
+def test_wrapped_parts_keep_the_names_and_values_of_a_checkpoint(
+    tmp_path: Path, wrap: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained, saved and resumed as the module without wrappers: same keys, same groups, bitwise the same weights."""
+    monkeypatch.setattr(CompiledLM, "wrap", wrap)
+    states = {}
+    for name, arm in (("plain", DualAttentionResidualLM), ("wrapped", CompiledLM)):
+        torch.manual_seed(0)
+        module = arm(backbone=BACKBONE)
+        run = trainer(tmp_path, steps=2)
+        run.fit(module, batches())
+        run.save_checkpoint(tmp_path / f"{name}.ckpt")
+        groups = [
+            (group["name"], len(group["params"]), group["weight_decay"]) for group in run.optimizers[0].param_groups
+        ]
+        states[name] = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"], groups
+    assert list(states["wrapped"][0]) == list(states["plain"][0])
+    assert states["wrapped"][1] == states["plain"][1]
+    for name, value in states["plain"][0].items():
+        torch.testing.assert_close(states["wrapped"][0][name], value, rtol=0, atol=0)
+    loaded = LanguageModule.load_from_checkpoint(tmp_path / "wrapped.ckpt")
+    torch.testing.assert_close(loaded.state_dict(), states["plain"][0], rtol=0, atol=0)
+    resumed = CompiledLM(backbone=BACKBONE)
+    trainer(tmp_path, steps=3).fit(resumed, batches(), ckpt_path=tmp_path / "wrapped.ckpt", weights_only=True)
+    straight = DualAttentionResidualLM(backbone=BACKBONE)
+    trainer(tmp_path, steps=3).fit(straight, batches(), ckpt_path=tmp_path / "plain.ckpt", weights_only=True)
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from cells import INTERRUPTED, fit, run_folder, summary, write_cell
 from darlit import cli as darlit_cli
 from darlit import sharded_checkpoint
 from darlit.__main__ import main as darlit
+from darlit.checkpoint_io import read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.exported import read_export
-from darlit.modules.loading import load, read_checkpoint
+from darlit.modules.loading import load
 from modules.test_sharding import assert_close, run_ranks
 
 STRATEGY = "darlit.modules.sharding.ShardedStrategy"

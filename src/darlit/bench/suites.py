@@ -182,7 +182,7 @@ class TrainingStep:
         self.model = Transformer(self.config, build(arm, shape, implementation)).to(shape.device)
         self.autocast = shape.dtype != "float32"
         self.dtype = getattr(torch, shape.dtype)
-        self.tokens = torch.randint(self.config.vocab_size, (shape.tokens // length, length), device=shape.device)
+        self.tokens = torch.randint(self.config.rows, (shape.tokens // length, length), device=shape.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def loss(self) -> Tensor:

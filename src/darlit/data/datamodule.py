@@ -111,7 +111,7 @@ class TokenDataModule(LightningDataModule):
         """Open the folder and check sizes, tokenizer and sequence length. Raises DataError."""
         manifest = open_manifest(self.data_folder)
         manifest.check_sizes()
-        if self.tokenizer not in (None, manifest.tokenizer_name):
+        if self.tokenizer not in (None, manifest.content["tokenizer"]["name"]):
             raise DataError(
                 f"{manifest.folder} was prepared with tokenizer {manifest.tokenizer_name!r}, not "
                 f"{self.tokenizer!r}; leave the tokenizer out, or prepare another folder with it"

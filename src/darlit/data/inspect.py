@@ -39,9 +39,11 @@ def _print_info(manifest: Manifest) -> None:
     print(f"folder       {manifest.folder}")
     print(f"fingerprint  {manifest.fingerprint}")
     print(
-        f"tokenizer    {tokenizer['name']}, vocabulary {tokenizer['vocab_size']:,}, "
+        f"tokenizer    {manifest.tokenizer_name}, vocabulary {tokenizer['vocab_size']:,}, "
         f"separator {tokenizer['separator']}, {content['dtype']}"
     )
+    if manifest.lossy:
+        print(f"lossy        {manifest.lossy}: losses and bits per byte leave this out")
     for name, split in content["splits"].items():
         print(
             f"{name:<13}{split['tokens']:,} tokens, {split['documents']:,} documents, {split['bytes']:,} bytes, "

@@ -1,13 +1,12 @@
-"""Reading prepared tokens: blocks by number through litdata, and a loader that resumes bit-exactly.
+"""Reading prepared tokens: blocks by number, and a loader that resumes bit-exactly.
 
 Shape suffixes: B sequences a batch, S tokens a block, which is sequence_length + 1.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from darlit.data.chunks import HEADER
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest
 from darlit.data.order import FILLER, BatchOrder, EvaluationOrder
@@ -39,47 +39,66 @@ class TokenDataset(Dataset[Tensor]):
         manifest.check_length(sequence_length, split)
         chunks = manifest.split(split)["chunks"]
         self.folder = Path(manifest.folder) / split
+        self._vocab_size = manifest.vocab_size
+        self._dtype = np.dtype(manifest.content["dtype"])
+        self._chunks = [self.folder / chunk["file"] for chunk in chunks]
+        self._states = [_state(path) for path in self._chunks]
         self.block_size = sequence_length + 1
         self._first_tokens = np.array([chunk["first_token"] for chunk in chunks])
         blocks = np.array([chunk["tokens"] // self.block_size for chunk in chunks])
         self._ends = np.cumsum(blocks)
-        self._stream: Any = None
-        self._process = 0
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, block: int) -> Tensor:
-        return torch.from_numpy(self._read(block).astype(np.int64))
+        return self.__getitems__([block])[0]
 
     def __getitems__(self, blocks: list[int]) -> Tensor:
         """A batch ``tokens_BS``, int64, in one go; a `FILLER` block is a row of `FILLING`."""
         filler_S = np.full(self.block_size, FILLING)
         rows = [filler_S if block == FILLER else self._read(block) for block in blocks]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        return torch.from_numpy(np.stack(rows))
 
     def first_token(self, block: int) -> int:
         """The block's place in the split's stream of tokens."""
-        chunk = int(np.searchsorted(self._ends, block, side="right"))
+        chunk = self._chunk_of(block)
         before = int(self._ends[chunk - 1]) if chunk else 0
         return int(self._first_tokens[chunk]) + (block - before) * self.block_size
 
+    def _chunk_of(self, block: int) -> int:
+        return int(np.searchsorted(self._ends, block, side="right"))
+
     def _read(self, block: int) -> np.ndarray:
-        if self._stream is None or self._process != os.getpid():
-            self._stream, self._process = _open_stream(self.folder, self.block_size), os.getpid()
-        tokens_S: np.ndarray = self._stream[int(block)]
-        return tokens_S
+        """Tokens of a block, int64 ``[S]``.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        Read and not mapped into memory: a mapped file that becomes shorter ends the process without a word.
+
+        Raises:
+            DataError: a chunk that has changed since the dataset was made, or an id beyond the vocabulary.
+        """
+        chunk = self._chunk_of(block)
+        path, place = self._chunks[chunk], self.first_token(block) - int(self._first_tokens[chunk])
+        changed = _state(path) != self._states[chunk]
+        offset = HEADER.size + place * self._dtype.itemsize
+        tokens_S = np.fromfile(path, self._dtype, self.block_size, offset=offset)
+        if changed or len(tokens_S) < self.block_size:
+            raise DataError(f"{path}: changed while it was in use; verify the folder and resume the run")
+        if tokens_S.max() >= self._vocab_size:
+            raise DataError(
+                f"{path}: damaged: token id {tokens_S.max()} in a vocabulary of {self._vocab_size}; "
+                f"type: darlit data verify {self.folder.parent}"
+            )
+        return tokens_S.astype(np.int64)
 
 
-def _open_stream(folder: Path, block_size: int) -> Any:
-    # litdata asks the package index for a newer version, which hangs where there is no network.
-    os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
-    from litdata import StreamingDataset, TokensLoader
-
-    return StreamingDataset(str(folder), item_loader=TokensLoader(block_size=block_size), shuffle=False)
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is cut, overwritten or replaced."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; verify the folder and resume the run") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class ResumableLoader:
@@ -139,7 +158,7 @@ class ResumableLoader:
         self._iteration = mine = object()
         if isinstance(self.order, EvaluationOrder):
             self._position.batches = 0
-        for tokens_BS in self._loader:
+        for tokens_BS in _in_one_line(self._loader):
             self._position.batches += 1
             self.seconds_waited += time.perf_counter() - asked
             yield tokens_BS
@@ -215,6 +234,15 @@ class _Remaining:
             for blocks in self.order.epoch(epoch)[number : number + last - first]:
                 yield blocks.tolist()
             first += min(size - number, last - first)
+
+
+def _in_one_line(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Batches, with the line of a DataError that a worker process sends with its traceback."""
+    try:
+        yield from batches
+    except DataError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise DataError(last.rpartition(f"{DataError.__name__}: ")[2]) from error
 
 
 def _as_is(batch: Any) -> Any:

@@ -197,6 +197,11 @@ def _build(cell: Cell, model: dict[str, Any], sequence_length: int) -> Transform
     options = dict(model["init_args"])
     # The experts' parameters are the same whatever computes them, and one of these has to be installed.
     options["backbone"] = {**options["backbone"], "sequence_length": sequence_length, "experts": "torch"}
+    if options["backbone"].get("vocab_size") is None:
+        from darlit.data.vocabulary import vocab_size_of
+
+        data = cell.config.get("data") or {}
+        options["backbone"]["vocab_size"] = vocab_size_of(data.get("folder"), data.get("tokenizer"))
     found = class_of(model["class_path"])
     try:
         with torch.device("meta"):

@@ -87,9 +87,13 @@ def _resolve(config: str, cell: str, options: tuple[str, ...]) -> tuple[dict[str
     """The resolved configuration of a cell, and what its data say where they are on this machine."""
     from darlit.cli import resolve  # Lightning and PyTorch come with it: only where there is a run to compare with
     from darlit.data.datamodule import TokenDataModule
+    from darlit.data.vocabulary import take_vocabulary
 
     resolved = resolve({**load(config), "cell": cell}, options)
     try:
+        take_vocabulary(resolved)
         return resolved, TokenDataModule(**resolved["data"]).identity()
     except DarlitError:
+        if resolved["model"]["init_args"]["backbone"]["vocab_size"] is None:
+            del resolved["model"]["init_args"]["backbone"]["vocab_size"]
         return resolved, {}

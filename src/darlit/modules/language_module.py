@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from darlit import pathways
 from darlit.backbone import BackboneConfig, build_transformer
+from darlit.backbone.compiled import keep_names, unwrapped
 from darlit.backbone.config import RUNTIME_FIELDS
 from darlit.backbone.loss import IGNORED
+from darlit.checkpoint_io import read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.gradients import clip, total_norm
 from darlit.modules.metrics import TokenLoss
@@ -45,7 +47,8 @@ class LanguageModule(pl.LightningModule):
         super().__init__()
         options_class = pathways.families()[self.pathway_name].Options
         self.pathway_options = _as_config(options_class, pathway)
-        self.backbone = _as_config(BackboneConfig, backbone)
+        config = _as_config(BackboneConfig, backbone)
+        self.backbone = replace(config, vocab_size=config.rows)
         self.optimizer = _as_config(OptimizerConfig, optimizer)
         # Plain values only: the checkpoint then loads with weights_only and rebuilds this module by itself.
         self.save_hyperparameters(
@@ -60,15 +63,43 @@ class LanguageModule(pl.LightningModule):
         with torch.device("cpu"):  # also where the model is made on the meta device, without values
             self.val_metric = TokenLoss()
             self.test_metric = TokenLoss()
+        keep_names(self)
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Any:
-        """As Lightning's; on `LanguageModule` itself, of the class that the checkpoint was trained as."""
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's takes open files too
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = "cpu",
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        **changes: Any,
+    ) -> LanguageModule:
+        """Return the model of a checkpoint; on this base class, of whichever arm the checkpoint is.
+
+        Arguments are those of Lightning's method. ``weights_only`` stays True whatever is passed: no code of a
+        checkpoint runs here. `darlit.modules.loading.load` also takes run folders and exported files.
+
+        Raises:
+            DarlitError: a file that is missing, damaged, no darlit checkpoint, or one of another arm.
+        """
+        path = Path(checkpoint_path)
         if cls is LanguageModule:
             from darlit.modules.loading import variant_of  # which imports this module
 
-            return variant_of(Path(checkpoint_path)).load_from_checkpoint(checkpoint_path, *arguments, **options)
-        return super().load_from_checkpoint(checkpoint_path, *arguments, **options)
+            cls = variant_of(path)
+        if not path.exists():
+            raise DarlitError(f"{path} does not exist; give a checkpoint that darlit fit wrote")
+        checkpoint = read_checkpoint(path, with_weights=True)
+        pathway = checkpoint["darlit"]["pathway"]
+        if cls.pathway_name != pathway:
+            raise DarlitError(
+                f"{path} holds pathway {pathway!r}, not {cls.pathway_name!r} of {cls.__name__}; "
+                "load it with LanguageModule"
+            )
+        module = cls(**{**checkpoint["hyper_parameters"], **changes})
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+        return module.to(map_location)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits ``[B, T, V]``."""
@@ -77,10 +108,10 @@ class LanguageModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Shard the model where the strategy has a mesh of devices; once, however many stages follow."""
         mesh = self.device_mesh
-        if mesh is not None and not is_sharded(self.transformer):
+        if mesh is not None and not is_sharded(unwrapped(self.transformer)):
             strategy: Any = self.trainer.strategy
             shard(
-                self.transformer,
+                unwrapped(self.transformer),
                 mesh["data_parallel"],
                 strategy.root_device,
                 str(self.trainer.precision),
@@ -93,10 +124,10 @@ class LanguageModule(pl.LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         if data is None:
             return
-        if data.vocab_size > self.backbone.vocab_size:
+        if data.vocab_size > self.backbone.rows:
             raise DarlitError(
                 f"the data's token ids go up to {data.vocab_size - 1}, the model has backbone.vocab_size="
-                f"{self.backbone.vocab_size}; set backbone.vocab_size to at least {data.vocab_size}"
+                f"{self.backbone.rows}; leave it out, or set it to at least {data.vocab_size}"
             )
         separator = self.backbone.document_separator
         if separator is not None and separator != data.separator:
@@ -145,7 +176,7 @@ class LanguageModule(pl.LightningModule):
         )
 
     def configure_optimizers(self) -> Any:
-        transformer = self.transformer
+        transformer = unwrapped(self.transformer)
         backbone = [module for name, module in transformer.named_children() if name != "pathway"]
         groups = parameter_groups(backbone, transformer.pathway, self.optimizer)
         adamw = torch.optim.AdamW(

@@ -6,19 +6,16 @@ The only module that is imported for a model is the one that the run's ``config.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import yaml
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from darlit import sharded_checkpoint, values
-from darlit.checkpoint_io import find
+from darlit.checkpoint_io import find, read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
@@ -28,9 +25,6 @@ from darlit.settings import class_of
 if TYPE_CHECKING:
     from darlit.data.manifest import Manifest
     from darlit.data.tokenizers import Tokenizer
-
-
-_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,11 @@ class SavedModel:
         """
         from darlit.data.datamodule import TokenDataModule
         from darlit.data.manifest import open_manifest
+        from darlit.data.verification import verify
 
         if data_folder is not None:
             manifest = open_manifest(data_folder)
+            verify(manifest, "first_use")
         elif "data" not in self.run:
             raise DarlitError(
                 f"{self.path} does not say which data it was trained on (it lies in no run folder); "
@@ -117,7 +113,7 @@ class SavedModel:
 
     def _check(self, what: str, name: str, sha256: str, vocab_size: int) -> None:
         """Refuse another vocabulary than the one that the weights know."""
-        rows = self.module.backbone.vocab_size
+        rows = self.module.backbone.rows
         if vocab_size > rows:
             raise DarlitError(
                 f"{what} has {vocab_size} token ids, {self.path} has backbone.vocab_size={rows}: another vocabulary; "
@@ -200,29 +196,6 @@ def variant_of(checkpoint: Path) -> type[LanguageModule]:
     """
     path = _checkpoint_file(checkpoint)
     return _variant(read_checkpoint(path)["darlit"]["pathway"], path, _run_config(path))
-
-
-def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
-    """Load a checkpoint's plain tensors and values on the CPU.
-
-    Args:
-        path: a file, or the folder of a sharded run.
-        with_weights: put the weights of a folder together too; a file has them anyway.
-
-    Raises:
-        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
-    """
-    try:
-        if path.is_dir():
-            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
-        else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except _DAMAGED as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
-    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
-        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
-    return checkpoint
 
 
 def _checkpoint_file(path: Path) -> Path:

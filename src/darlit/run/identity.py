@@ -53,8 +53,8 @@ MAY_DIFFER = {
 }
 """Fields, each with all below it, in which two runs of one identity may differ, and why. Every other field counts."""
 
-DATA_FIELDS = ("data.fingerprint", "data.tokenizer")
-"""What only the prepared data can say."""
+DATA_FIELDS = ("data.fingerprint", "data.tokenizer", "backbone.vocab_size")
+"""What only the prepared data can say, the last one where an experiment leaves it open."""
 CONTINUED = "continued_from"
 
 # What Lightning takes for the same thing.

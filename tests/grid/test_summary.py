@@ -79,6 +79,6 @@ def test_timing_fields_are_all_that_identical_runs_may_differ_in() -> None:
         for speed in (1.0, 2.0)
     )  # fmt: skip
     assert without_timing(validate(first)) == without_timing(validate(second))
-    assert len(TIMING_FIELDS) == 10
+    assert len(TIMING_FIELDS) == 11
     other = make_summary("tiny", "residual", 0, val_loss_final=2.0000000001)
     assert without_timing(validate(other)) != without_timing(validate(first))

@@ -41,7 +41,6 @@ MAY_DIFFER = {
     "data.folder": "where the data lies; data.fingerprint says what it is",
     "data.tokenizer": "only compared with the data; the identity has the tokenizer of the data under this name",
     "data.num_workers": "who reads; never changes the order",
-    "data.persistent_workers": "who reads; never changes the order",
     "data.verify": "when files are hashed",
     "backbone.implementation": "speed and memory",
     "backbone.experts": "speed and memory",

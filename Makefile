@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	$(DARLIT) fit --config experiments/tiny_residual.yaml --runs_dir $(RUNS) --ckpt_path last $(DEMO_OPTIONS)
 	$(DARLIT) fit --config experiments/tiny_dar_full.yaml --runs_dir $(RUNS) --ckpt_path last $(DEMO_OPTIONS)
-	$(DARLIT) results $(RUNS) --out $(RUNS)/results
+	$(DARLIT) results $(RUNS)
 	@echo "Curves: $(VENV)/bin/tensorboard --logdir $(RUNS)"
 
 test: $(VENV)/.installed

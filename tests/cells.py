@@ -11,9 +11,9 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
-from darlit.callbacks.preemption import INTERRUPTED as INTERRUPTED
 from darlit.callbacks.preemption import Preemption
 from darlit.cli import main
+from darlit.run import INTERRUPTED as INTERRUPTED
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "residual": ("ResidualLM", {}),

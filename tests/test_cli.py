@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shutil
@@ -93,7 +94,7 @@ def test_a_finished_run_leaves_everything_a_reader_needs(tmp_path: Path, data_fo
         "pathway/entropy/layer_00", "pathway/largest_weight/layer_01", "pathway/alpha/layer_00",
         "pathway/beta/layer_00", "pathway/rho/layer_00",
     } <= tags  # fmt: skip
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
     assert len(events.Scalars("val/loss")) == 4
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
@@ -160,7 +161,7 @@ def test_a_run_killed_before_its_first_checkpoint_logs_nothing_twice(
     assert fit(experiment, "--ckpt_path", "last") == 0
     events = EventAccumulator(str(run_folder(experiment)))
     events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(STEPS))
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
     assert len(events.Scalars("val/loss")) == 4
 
 
@@ -186,6 +187,23 @@ def test_last_in_an_empty_folder_starts_from_the_beginning(tmp_path: Path, data_
         (["--data.batch_size", "7"], ["budget.batch_tokens=256", "data.batch_size 7"]),
         (["--budget.tokens", "3"], ["budget.tokens=3", "256"]),
         (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt", "does not exist"]),
+        (["--data.sequence_length", "99999999"], ["99999999", "lower sequence_length"]),
+        (["--trainer.max_epohs", "10"], ["no option --trainer.max_epohs", "did you mean --trainer.max_epochs?"]),
+        (["--modle.backbone.width", "8"], ["no option --modle.backbone.width", "did you mean --model"]),
+        (["--model.init_args.pathway.rout", "dar"], ["'rout'", "did you mean route?"]),
+        (["--model.init_args.pathway.route", "sideways"], ["route='sideways'", "self_kv"]),
+        (["--model.init_args.pathway", "null"], ["pathway is null", "leave it out"]),
+        (["--model", "ResidualML"], ["'ResidualML'", "did you mean ResidualLM?"]),
+        (["--budget.tokens", "many"], ["budget.tokens='many'", "a whole number"]),
+        (["--data", "{batch_size: 8, batch_size: 4}"], ["--data: line 1: key 'batch_size' is given twice"]),
+        (["--data", "nowhere.yaml"], ["--data 'nowhere.yaml' is neither a file nor a mapping"]),
+        (["--budget.tokens"], ["--budget.tokens needs a value"]),
+        (["--pictures.every_n_validations", "x"], ["pictures.every_n_validations=x", "whole number"]),
+        (["--trainer.max_epochs", "x"], ["trainer.max_epochs=x", "whole number"]),
+        (["--trainer.callbacks", "NoSuch"], ["trainer.callbacks=NoSuch"]),
+        (["--trainer.accelerator", "gpuu"], ["'gpuu'", "cpu"]),
+        (["--trainer.strategy", "ddpx"], ["'ddpx'"]),
+        (["stray"], ["unrecognized arguments: stray"]),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -193,30 +211,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     experiment = write_cell(tmp_path, data_folder)
     assert darlit(["fit", "--config", str(experiment), *options]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("darlit: error:")]
+    lines = capsys.readouterr().err.splitlines()
+    assert not [line for line in lines if "usage:" in line or "Traceback" in line]
+    errors = [line for line in lines if line.startswith("darlit: error:")]
     assert len(errors) == 1
     for word in words:
         assert word in errors[0]
     assert not (run_folder(experiment) / "checkpoints").exists()
     assert not (run_folder(experiment) / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--trainer.max_stepz", "10"], ["trainer.max_stepz"]),
-        (["--model.init_args.pathway.route", "sideways"], ["route", "self_kv"]),
-        (["--model.init_args.pathway.rout", "dar"], ["rout"]),
-        (["--model", "NoSuchLM"], ["NoSuchLM"]),
-    ],
-)
-def test_unknown_keys_and_choices_are_named(
-    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
-) -> None:
-    assert fit(write_cell(tmp_path, data_folder), *options) == 2
-    error = capsys.readouterr().err
-    for word in words:
-        assert word in error
 
 
 def test_a_linked_value_in_a_file_is_refused(
@@ -285,10 +287,14 @@ def test_a_resumed_run_keeps_its_budget_and_schedule(
     ):
         with pytest.raises(DarlitError, match=re.escape(named)):
             fit(experiment, "--ckpt_path", "last", option, str(value))
-    # From a checkpoint given by its path it is a new plan, which the user is told about.
+    # In another cell, from the checkpoint given by its path, it is a new plan, which the user is told about.
     last = run_folder(experiment) / "checkpoints" / "last.ckpt"
+    with pytest.raises(DarlitError, match="budget.tokens=5120, now it is 10240"):
+        fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256))
     with pytest.warns(UserWarning, match="planned for 20 steps .* now 40"):
-        assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256)) == 0
+        assert fit(experiment, "--ckpt_path", str(last), "--budget.tokens", str(40 * 256), "--cell", "longer") == 0
+    longer = summary(experiment.parent / "runs" / "longer" / "seed_0")
+    assert longer["identity"]["continued_from"].startswith("step 5 of ")
 
 
 def test_last_is_the_last_state_also_when_it_is_not_the_best(tmp_path: Path, data_folder: Path) -> None:
@@ -314,3 +320,64 @@ def test_a_trainer_that_this_machine_cannot_have_is_one_line(
     error = capsys.readouterr().err.strip()
     assert "--trainer.accelerator cpu" in error.splitlines()[-1]
     assert "Traceback" not in error
+
+
+def test_tokenizer_and_vocabulary_come_from_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block of docs/data.md: prepare with BPE, then an experiment that was made for bytes, on that folder."""
+    sources = tmp_path / "corpus"
+    sources.mkdir()
+    for number in range(60):
+        (sources / f"{number:02}.txt").write_text(f"def function_{number}(x):\n    return x * {number}\n" * 20)
+    data = tmp_path / "mine"
+    assert darlit(["prepare", str(sources), "--out", str(data), "--tokenizer", "bpe", "--vocab-size", "300"]) == 0
+    experiment = Path(__file__).parent.parent / "experiments" / "tiny_dar_full.yaml"
+    options = ["--data.folder", str(data), "--data.sequence_length=16", "--data.batch_size=4", "--data.val_sequences=4"]
+    options += [
+        "--budget",
+        "{tokens: 128, batch_tokens: 64, validation_interval: 2}",
+        "--runs_dir",
+        str(tmp_path / "runs"),
+    ]
+    options += ["--memory_estimate.enabled=false"]
+    arguments = ["fit", "--config", str(experiment), *options]
+    assert darlit(arguments) == 0
+    run = tmp_path / "runs" / "tiny_dar_full" / "seed_0"
+    vocabulary = json.loads((data / "manifest.json").read_text())["tokenizer"]["vocab_size"]
+    assert 257 < vocabulary <= 300
+    assert summary(run)["data"]["vocab_size"] == summary(run)["backbone"]["vocab_size"] == vocabulary
+    assert summary(run)["data"]["tokenizer"] == "bpe"
+    assert (
+        yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["backbone"]["vocab_size"] == vocabulary
+    )
+    assert darlit(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
+    capsys.readouterr()
+
+    for option, words in (
+        ("--model.init_args.backbone.vocab_size=257", ["backbone.vocab_size=257", f"to at least {vocabulary}"]),
+        ("--data.tokenizer=bytes", ["prepared with tokenizer 'bpe', not 'bytes'"]),
+    ):
+        assert darlit([*arguments, "--seed_everything=1", option]) == 2
+        [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("darlit: error:")]
+        assert all(word in error for word in words), error
+    larger = ["--seed_everything=2", "--model.init_args.backbone.vocab_size=320"]
+    assert darlit([*arguments, *larger]) == 0
+    assert summary(run.with_name("seed_2"))["backbone"]["vocab_size"] == 320
+
+
+def test_a_plan_counts_the_vocabulary_of_the_data(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left open it is that of the folder, of the default corpus in bytes, and of the default corpus in BPE."""
+    counts = []
+    for data in ({}, {"folder": str(data_folder)}, {"folder": None, "tokenizer": "bpe"}):
+        experiment = write_cell(tmp_path, data_folder, data__folder=None)
+        config = yaml.safe_load(experiment.read_text())
+        del config["model"]["init_args"]["backbone"]["vocab_size"]
+        config["data"].update(data)
+        experiment.write_text(yaml.safe_dump(config))
+        assert darlit(["plan", str(experiment), "--quick", "--json"]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["experiments"][0]["parameters"]["total"])
+    assert counts[0] == counts[1]
+    assert counts[2] - counts[0] == (4096 - 257) * 32

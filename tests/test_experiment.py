@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from darlit.experiment import ExperimentError, load_experiment, load_experiments
+from cells import fit, run_folder, summary, write_cell
+from darlit.__main__ import main
+from darlit.experiment import ExperimentError, load_experiment, load_experiments, shortened
+from darlit.grid.cells import read_grid
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -65,3 +69,36 @@ def test_every_experiment_resolves_and_is_a_handful_of_lines(path: Path) -> None
     assert {"model", "data", "budget", "trainer"} <= set(config)
     assert "class_path" in config["model"]
     assert len(path.read_text().splitlines()) <= 12
+
+
+def test_a_shortened_run_says_so_and_its_record_too(tmp_path, data_folder, monkeypatch, capsys):
+    cell = write_cell(tmp_path, data_folder, "residual")
+    (tmp_path / "few.yaml").write_text("groups: {few: {cells: [micro_residual], seeds: [0], budget: {tokens: 1280}}}\n")
+    monkeypatch.setenv("DARLIT_MAX_STEPS", "2")
+    assert fit(cell) == 0
+    said = "DARLIT_MAX_STEPS=2: runs are shortened to 2 steps, to try commands out; they are not results\n"
+    assert capsys.readouterr().out.startswith(said)
+    assert yaml.safe_load((run_folder(cell) / "config.yaml").read_text())["budget"]["tokens"] == 2 * 256
+    assert summary(run_folder(cell))["budget"]["steps"] == 2
+    (task,) = read_grid(tmp_path / "few.yaml").tasks
+    assert (task.cell.budget, task.cell.config["budget"]["tokens"]) == ({"tokens": 512}, 512)
+    assert main(["grid", "run", str(tmp_path / "few.yaml"), f"--runs_dir={tmp_path / 'runs'}"]) == 0
+    assert capsys.readouterr().out.startswith(said)
+    monkeypatch.delenv("DARLIT_MAX_STEPS")
+    assert read_grid(tmp_path / "few.yaml").tasks[0].cell.budget == {"tokens": 1280}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "٣"])
+def test_a_shortening_that_is_no_number_is_named(tmp_path, data_folder, monkeypatch, capsys, value):
+    monkeypatch.setenv("DARLIT_MAX_STEPS", value)
+    assert main(["fit", "--config", str(write_cell(tmp_path, data_folder, "residual"))]) == 2
+    error = capsys.readouterr().err
+    assert f"DARLIT_MAX_STEPS={value!r} is not allowed" in error
+    assert error.count("\n") == 1
+
+
+def test_a_shortening_never_lengthens_and_needs_a_budget(monkeypatch):
+    monkeypatch.setenv("DARLIT_MAX_STEPS", "5")
+    assert shortened({"budget": {"tokens": 100, "batch_tokens": 50}}, "x")["budget"]["tokens"] == 100
+    with pytest.raises(ExperimentError, match=r"^x: DARLIT_MAX_STEPS needs budget.tokens and budget.batch_tokens"):
+        shortened({"budget": {"tokens": 100}}, "x")

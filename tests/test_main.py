@@ -34,3 +34,12 @@ def test_a_missing_experiment_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "nowhere.yaml" in error
+
+
+def test_ctrl_c_is_one_line_and_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("darlit.pathways.table.main", interrupted)
+    assert main(["pathways"]) == 130
+    assert capsys.readouterr().err == "darlit: pathways was interrupted\n"

@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import torch
+import pytest
 
-from darlit import pathways
-from darlit.backbone import BackboneConfig, Transformer
+from darlit.backbone import BackboneConfig
+from pages import blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,15 +40,12 @@ def test_the_example_pathway_is_one_file_and_trains(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_four_doors_work_as_shown() -> None:
-    pathway = pathways.build("dar", num_branches=4, width=16)
-    model = Transformer(CONFIG, pathway)
-    embedding = torch.randn(2, 3, 16)
-    state = pathway.start(embedding)
-    branches = [torch.nn.Linear(16, 16) for _ in range(4)]
-    for i, branch in enumerate(branches):
-        state.write(i, branch(state.read(i)))
-    assert state.finish().shape == model.embedding(torch.zeros(2, 3, dtype=torch.long)).shape
+@pytest.mark.parametrize("page", ["README.md", "docs/pathways.md"])
+def test_the_four_methods_work_as_shown(page: str) -> None:
+    (example,) = (block.text for block in blocks(page) if block.language == "python" and "state.finish()" in block.text)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["hidden"].shape == names["embedding"].shape == (2, 10, 128)
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -8,15 +8,20 @@ one move: between two renames the earlier checkpoint has the name ``.last.ckpt.o
 
 from __future__ import annotations
 
-import os
+import pickle
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
+from torch.distributed.checkpoint import CheckpointException
 
 from darlit import sharded_checkpoint
+from darlit.atomic import errors_name, sync
+from darlit.errors import DarlitError
+
+_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -27,20 +32,76 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if storage_options is not None:
             raise TypeError(f"storage_options={storage_options!r} is not allowed: checkpoints are local files")
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.part")
-        remove(partial)
-        with partial.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        put_in_place(partial, path)
+        with errors_name(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove(partial)
+            try:
+                with partial.open("wb") as file:
+                    _save(checkpoint, file)
+                sync(partial)
+                put_in_place(partial, path)
+            finally:
+                remove(partial)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Load a file, or a folder's weights and plain values."""
         if sharded_checkpoint.is_sharded(Path(path)):
             return sharded_checkpoint.read(Path(path))
         return super().load_checkpoint(path, *arguments, **options)
+
+
+def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
+    """Save to an open file; an error of the disk stays one, which PyTorch turns into an error of its own archive."""
+    writer: Any = _Writer(file)
+    try:
+        torch.save(checkpoint, writer)
+        file.flush()
+    except RuntimeError:
+        if writer.error is None:
+            raise
+        raise writer.error from None
+
+
+class _Writer:
+    """Passes writes on and keeps the first error of the disk."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
+    """Load a checkpoint's plain tensors and values on the CPU.
+
+    Args:
+        path: a file, or the folder of a sharded run.
+        with_weights: put the weights of a folder together too; a file has them anyway.
+
+    Raises:
+        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
+    """
+    try:
+        if path.is_dir():
+            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except _DAMAGED as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
+    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
+        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
+    return checkpoint
 
 
 def find(path: Path) -> Path | None:

@@ -7,66 +7,67 @@ linked: set by hand, a linked value is refused instead of being overridden in si
 from __future__ import annotations
 
 import logging
-import shutil
+import re
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from jsonargparse import ArgumentError, set_dumper, set_loader
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from darlit import modules
+from darlit import modules, run
+from darlit.atomic import errors_name
+from darlit.backbone import BackboneConfig
+from darlit.callbacks.checkpoints import MovableCheckpoint
 from darlit.callbacks.expert_load import ExpertLoad
 from darlit.callbacks.memory_estimate import MemoryEstimate
+from darlit.callbacks.meters import Meters
 from darlit.callbacks.non_finite import NonFiniteGuard
 from darlit.callbacks.pathway_health import PathwayHealth
 from darlit.callbacks.pathway_pictures import PathwayPictures
+from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
-from darlit.callbacks.run_record import Cell, RunRecord
-from darlit.callbacks.throughput import Throughput
-from darlit.checkpoint_io import AtomicCheckpointIO, find
-from darlit.data.datamodule import TokenDataModule
-from darlit.errors import DarlitError
-from darlit.experiment import load_experiments
+from darlit.callbacks.run_record import RunRecord
+from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
+from darlit.data.datamodule import TokenDataModule, check_length
+from darlit.data.vocabulary import take_vocabulary
+from darlit.errors import DarlitError, nearest
+from darlit.experiment import load_experiments, merge, shortened, shortening
 from darlit.modules import Budget, LanguageModule
-from darlit.modules.loading import read_checkpoint
+from darlit.modules.loading import check_data
 from darlit.modules.sharding import ShardedStrategy
+from darlit.run import Cell, RunFolder
+from darlit.run.continuing import check_continued, continued_identity
+from darlit.settings import TRAINER_DEFAULTS, read_options, typed
+from darlit.values import dump, load
 
-LINKED = {
-    "trainer.max_steps": "budget.tokens // budget.batch_tokens; set budget.tokens",
-    "trainer.accumulate_grad_batches": "computed from budget.batch_tokens and the devices; set budget.batch_tokens",
-    "trainer.val_check_interval": "computed from budget.validation_interval; set budget.validation_interval",
-    "trainer.default_root_dir": "runs_dir/cell/seed_<seed_everything>; set runs_dir, cell or seed_everything",
-    "model.init_args.backbone.sequence_length": "data.sequence_length; set data.sequence_length",
-    "data.seed": "seed_everything; set seed_everything",
-}
-"""Values that are computed from others, and what to set instead."""
-
-TRAINER_DEFAULTS = {
-    "max_epochs": -1,
-    "gradient_clip_val": 1.0,
-    "log_every_n_steps": 10,
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
-    "use_distributed_sampler": False,
-    "inference_mode": False,  # an evaluation is without gradients; FSDP2 cannot gather parameters as inference tensors
-}
+set_loader("darlit", load, exceptions=(yaml.YAMLError,))
+set_dumper("darlit", dump)
 
 
 class ExactParser(LightningArgumentParser):
-    """Takes options by their full names only: what looks like an abbreviation may be a typing error."""
+    """Takes options by their full names only, YAML as every verb does, and raises one-line errors."""
 
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "parser_mode": "darlit", **options})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise a DarlitError, with the nearest valid name for an option that is not known."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        names = [name for name in self._option_string_actions if name.startswith("--")]
+        raise DarlitError(_one_line(message, names)) from ex
 
 
 class DarlitCLI(LightningCLI):
@@ -94,7 +95,7 @@ class DarlitCLI(LightningCLI):
         parser.add_class_arguments(MemoryEstimate, "memory_estimate")
         parser.add_class_arguments(NonFiniteGuard, "non_finite")
         parser.add_class_arguments(PathwayPictures, "pictures")
-        parser.add_class_arguments(Throughput, "throughput")
+        parser.add_class_arguments(Meters, "throughput")
         parser.link_arguments(
             ("budget.tokens", "budget.batch_tokens"),
             "trainer.max_steps",
@@ -103,12 +104,14 @@ class DarlitCLI(LightningCLI):
         parser.link_arguments(
             ("runs_dir", "cell", "seed_everything"),
             "trainer.default_root_dir",
-            compute_fn=lambda runs_dir, cell, seed: str(Path(runs_dir) / cell / f"seed_{int(seed)}"),
+            compute_fn=lambda runs_dir, cell, seed: str(RunFolder.of(runs_dir, cell, int(seed)).path),
         )
         parser.link_arguments("data.sequence_length", "model.init_args.backbone.sequence_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_classes(self) -> None:
+        data = self._option("data")
+        check_length(data.folder, data.tokenizer, data.holdout, data.sequence_length)
         # A model that will be sharded is made without values: no process has room for all of them.
         place = torch.device("meta") if _is_sharded(self._option("trainer").strategy) else nullcontext()
         try:
@@ -124,42 +127,44 @@ class DarlitCLI(LightningCLI):
             ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        folder = Path(self._option("trainer").default_root_dir)
         kwargs.setdefault("logger", self._get(self.config_init, "trainer").get("logger"))
         if kwargs["logger"] in (None, True) and self.subcommand == "fit":
-            kwargs["logger"] = _tensorboard(folder)
+            kwargs["logger"] = _tensorboard(self.folder)
         if self.subcommand != "fit":
             kwargs["logger"] = kwargs["logger"] or False
-            self.save_config_callback = None
         given = self._get(self.config_init, "trainer").get("callbacks") or []
-        kwargs["callbacks"] = [*self._callbacks(folder), *given]
+        kwargs["callbacks"] = [*self._callbacks(), *given]
         kwargs["plugins"] = [*_plugins(), *(self._get(self.config_init, "trainer").get("plugins") or [])]
         with torch.device("cpu"):
-            return super().instantiate_trainer(**kwargs)
+            try:
+                return super().instantiate_trainer(**kwargs)
+            except (TypeError, ValueError) as error:  # Lightning's words on accelerator, devices, strategy, ...
+                cause = _root_cause(error)
+                raise DarlitError(f"trainer: {' '.join(str(cause).split())}") from error
 
-    def _callbacks(self, folder: Path) -> list[Any]:
-        cell = Cell(self._option("cell"), int(self._option("seed_everything")))
+    def _callbacks(self) -> list[Any]:
         where: dict[str, Any] = {
-            "dirpath": folder / "checkpoints",
+            "dirpath": self.folder.checkpoints,
             "enable_version_counter": False,
             "save_on_train_epoch_end": False,
         }
         # Two of them: with save_last, one alone would keep the last state only as often as it finds a better one.
-        best = ModelCheckpoint(filename="best", monitor="val/loss", **where)
-        last = ModelCheckpoint(filename="last", monitor=None, **where)
-        # Order matters: the clock stops before others work; the record is complete before a checkpoint holds it.
+        best = MovableCheckpoint(filename="best", monitor="val/loss", **where)
+        last = MovableCheckpoint(filename="last", monitor=None, **where)
+        # Order matters: others read the meters; the record is complete before a checkpoint holds it.
+        meters = self.record.meters
         return [
+            meters,
             self._get(self.config_init, "memory_estimate"),
-            self._get(self.config_init, "throughput"),
-            PathwayHealth(),
-            ExpertLoad(),
+            self.record.health,
+            ExpertLoad(meters),
             self._get(self.config_init, "pictures"),
             self._get(self.config_init, "non_finite"),
-            BudgetProgress(),
-            RunRecord(cell, self._get(self.config_init, "budget")),
+            BudgetProgress(meters, self.budget),
+            self.record,
             best,
             last,
-            Preemption(),
+            Preemption(meters),
         ]
 
     def _parse_ckpt_path(self) -> None:
@@ -168,17 +173,49 @@ class DarlitCLI(LightningCLI):
     def _option(self, name: str) -> Any:
         return self._get(self.config, name)
 
+    def before_instantiate_classes(self) -> None:
+        """Loggers that would write into the current folder write into the folder of the run.
+
+        The vocabulary is that of the data where the experiment leaves it open; config.yaml then has the number.
+        """
+        take_vocabulary(self.config[self.subcommand])
+        loggers = self._option("trainer").logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            options = getattr(logger, "init_args", None)
+            if options is not None and options.get("save_dir", "") in (None, "."):
+                options["save_dir"] = str(self.folder.path)
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self._option("trainer").default_root_dir))
+
+    @cached_property
+    def record(self) -> RunRecord:
+        meters = self._get(self.config_init, "throughput")
+        return RunRecord(
+            Cell(self._option("cell")), self._option("seed_everything"), self.budget, meters, PathwayHealth()
+        )
+
+    @cached_property
+    def budget(self) -> Budget:
+        found: Budget = self._get(self.config_init, "budget")
+        return found
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every default, as plain values; of a run whose folder is new."""
+        plain = load(self._parser(self.verb).dump(self.config[self.verb], skip_unset=False))
+        return {**plain, "overwrite": False, "ckpt_path": None}
+
     def _checkpoint(self) -> Path | None:
         """The checkpoint that ckpt_path asks for, ``last`` and ``best`` being those of the run folder."""
         asked = self._option("ckpt_path")
-        folder = Path(self._option("trainer").default_root_dir) / "checkpoints"
-        named = folder / f"{asked}.ckpt" if asked in ("last", "best") else asked and Path(asked)
+        named = self.folder.checkpoint(asked) if asked in ("last", "best") else asked and Path(asked)
         if not named:
             return None
         path = find(named)
         if path is None:
             if asked == "last" and self.subcommand == "fit":
-                rank_zero_info(f"{folder} holds no last.ckpt yet: starting from the beginning")
+                rank_zero_info(f"{self.folder.checkpoints} holds no last.ckpt yet: starting from the beginning")
                 return None
             raise DarlitError(f"ckpt_path={asked}: {named} does not exist; give a checkpoint, last or best")
         sharded = _is_sharded(self._option("trainer").strategy)
@@ -188,47 +225,58 @@ class DarlitCLI(LightningCLI):
                 f"{'with' if sharded else 'without'} it: optimiser states do not fit; continue it with "
                 f"configs/trainer/{'fsdp.yaml' if path.is_dir() else 'gpu.yaml or cpu.yaml'}"
             )
-        checkpoint = read_checkpoint(path)
-        self.model.check_checkpoint(checkpoint, where=str(path))
-        if self.subcommand == "fit" and asked == "last":
-            self._check_budget(checkpoint, path)
         return path
 
-    def _check_budget(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """A resumed run keeps its budget and schedule, else its summary would claim a budget that it did not have.
-
-        Whoever wants another one from these weights on gives the checkpoint's path and is warned.
-        """
-        budget = self._get(self.config_init, "budget")
-        now = {
-            "budget.tokens": budget.tokens,
-            "budget.batch_tokens": budget.batch_tokens,
-            **{f"optimizer.{name}": value for name, value in self.model.hparams["optimizer"].items()},
-        }
-        then = {
-            **{f"budget.{name}": value for name, value in checkpoint.get("budget", {}).items()},
-            **{f"optimizer.{name}": value for name, value in checkpoint["hyper_parameters"]["optimizer"].items()},
-        }
-        for name, value in now.items():
-            if then.get(name) != value:
-                raise DarlitError(
-                    f"{path} was trained with {name}={then.get(name)!r}, now it is {value!r}; a resumed run keeps its "
-                    "budget and schedule: set it back, or start over with another --cell or --overwrite true"
-                )
-
     def fit(self, **kwargs: Any) -> None:
-        folder = Path(self._option("trainer").default_root_dir)
-        if not self._claim(folder):
-            return
-        budget = self._get(self.config_init, "budget")
-        budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
-        path = self._checkpoint()
-        rank_zero_info(self._headline(folder))
-        if isinstance(self.trainer.logger, TensorBoardLogger) and any(folder.glob("events.out.tfevents.*")):
-            # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
-            step = 0 if path is None else read_checkpoint(path)["global_step"]
-            self.trainer.logger = _tensorboard(folder, purge_step=step)
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        lead = self.trainer.is_global_zero
+        with run.hold(self.folder) if lead else nullcontext():
+            overwrite, in_place = self._option("overwrite"), self._continues_in_place()
+            if self.folder.has_results and not overwrite and not in_place:
+                raise DarlitError(
+                    f"{self.folder.path} holds an earlier run; continue it with --ckpt_path last, start over with "
+                    "--overwrite true, or choose another --seed_everything, --cell or --runs_dir"
+                )
+            if overwrite and in_place and self._option("ckpt_path") != "last":
+                raise DarlitError("--overwrite true deletes what --ckpt_path asks for; leave one of the two out")
+            identity = self._identity() if lead else {}
+            if lead and self.folder.has_results and not overwrite:
+                check_continued(self.folder.recorded(), identity, str(self.folder.path))
+            if self.folder.is_done and not overwrite:
+                if lead:
+                    print(f"{self.folder.path} is done already; see its summary.json")
+                return
+            path = None if overwrite and in_place else self._checkpoint()
+            self.budget.apply(self.trainer, self.datamodule.batch_size, self.datamodule.sequence_length)
+            if lead and path is not None:
+                checkpoint = read_checkpoint(path)
+                identity = continued_identity(checkpoint, identity, str(path), in_place)
+                self.model.check_checkpoint(checkpoint, where=str(path))
+            if lead:
+                if overwrite:
+                    self.folder.clear()
+                config = dump(self.resolved())
+                self.folder.start(config, identity, self.trainer.world_size)
+            self.record.identity = identity
+            rank_zero_info(self._headline())
+            if isinstance(self.trainer.logger, TensorBoardLogger) and any(
+                self.folder.path.glob("events.out.tfevents.*")
+            ):
+                # What a killed attempt logged after its last checkpoint, if it had one, is trained, and logged, again.
+                step = 0 if path is None else read_checkpoint(path)["global_step"]
+                self.trainer.logger = _tensorboard(self.folder, purge_step=step + 1)
+            with errors_name(self.folder.path):
+                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+
+    def _continues_in_place(self) -> bool:
+        """Whether ckpt_path asks for a checkpoint of the run folder itself."""
+        asked = self._option("ckpt_path")
+        if not asked or asked in ("last", "best"):
+            return bool(asked)
+        return self.folder.path.resolve() in Path(asked).resolve().parents
+
+    def _identity(self) -> dict[str, Any]:
+        self.datamodule.prepare_data()
+        return run.identity_of(self.resolved(), self.datamodule.identity(), self.trainer.world_size)
 
     def validate(self, **kwargs: Any) -> None:
         self._evaluate("validate")
@@ -238,48 +286,32 @@ class DarlitCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Write the loss of every target token beside the run, ``predictions.pt``: float32 ``[sequences, T]``."""
-        batches = self._evaluate("predict")
-        out = Path(self._option("trainer").default_root_dir) / "predictions.pt"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(torch.cat(batches), out)
-        rank_zero_info(f"loss of every token of {sum(map(len, batches))} sequences: {out}")
+        self.trainer.callbacks.append(PredictionFile(self.folder.path / "predictions.pt"))  # type: ignore[attr-defined]
+        self._evaluate("predict", return_predictions=False)
 
-    def _evaluate(self, verb: str) -> Any:
+    def _evaluate(self, verb: str, **options: Any) -> None:
         path = self._checkpoint()
         if path is None:
             raise DarlitError(f"{verb} needs weights; add --ckpt_path best, last, or a checkpoint file")
-        run = getattr(self.trainer, verb)
-        return run(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        checkpoint = read_checkpoint(path)
+        self.model.check_checkpoint(checkpoint, where=str(path))
+        if self.trainer.is_global_zero:
+            self.datamodule.prepare_data()
+            check_data(checkpoint.get("identity", {}), self.datamodule.identity(), str(path))
+        run_verb = getattr(self.trainer, verb)
+        run_verb(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, **options)
 
-    def _claim(self, folder: Path) -> bool:
-        """Make sure that no earlier run is lost; False when there is nothing left to do. All ranks come to the same."""
-        earlier = (folder / "checkpoints").exists() or (folder / "summary.json").exists()
-        if earlier and self._option("overwrite"):
-            if self.trainer.is_global_zero:
-                shutil.rmtree(folder)
-        elif (folder / "summary.json").exists() and self._option("ckpt_path") == "last":
-            if self.trainer.is_global_zero:
-                print(f"{folder} is done already; see its summary.json")
-            return False
-        elif earlier and not self._option("ckpt_path"):
-            raise DarlitError(
-                f"{folder} holds an earlier run; continue it with --ckpt_path last, start over with --overwrite true, "
-                "or choose another --seed_everything, --cell or --runs_dir"
-            )
-        return True
-
-    def _headline(self, folder: Path) -> str:
+    def _headline(self) -> str:
         total = sum(parameter.numel() for parameter in self.model.transformer.parameters())
         pathway = sum(parameter.numel() for parameter in self.model.transformer.pathway.parameters())
-        budget = self._get(self.config_init, "budget")
         return (
             f"{self._option('cell')}: {total:,} parameters, {pathway:,} of them the pathway's; "
-            f"{budget.steps:,} steps of {budget.batch_tokens:,} tokens; {folder}"
+            f"{self.budget.steps:,} steps of {self.budget.batch_tokens:,} tokens; {self.folder.path}"
         )
 
 
-def _tensorboard(folder: Path, purge_step: int | None = None) -> TensorBoardLogger:
-    return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, purge_step=purge_step)
+def _tensorboard(folder: RunFolder, purge_step: int | None = None) -> TensorBoardLogger:
+    return TensorBoardLogger(folder.path, name="", version="", default_hp_metric=False, purge_step=purge_step)
 
 
 def _plugins() -> list[Any]:
@@ -315,48 +347,101 @@ def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, others
 
 
-def refuse_linked(config: dict[str, Any], options: list[str]) -> None:
-    """Raise if a linked value is set by hand, in a file or as an option.
+_WORDS = {
+    "a <class 'list'>": "a list",
+    "<class 'int'>": "whole number",
+    "<class 'float'>": "number",
+    "<class 'bool'>": "true or false",
+}
 
-    Raises:
-        DarlitError: names the value, how it is computed, and what to set instead.
-    """
-    by_hand = {option.partition("=")[0].removeprefix("--") for option in options if option.startswith("--")}
-    for target, source in LINKED.items():
-        spellings = {target, target.replace(".init_args", "")}
-        in_file = config
-        for key in target.split("."):
-            in_file = in_file.get(key, {}) if isinstance(in_file, dict) else {}
-        default = TRAINER_DEFAULTS.get(target, {"trainer.accumulate_grad_batches": 1}.get(target))
-        if spellings & by_hand or in_file not in ({}, None, default):
-            raise DarlitError(f"{target} cannot be set by hand, it is {source}")
+
+def _one_line(message: str, options: list[str]) -> str:
+    """The cause in a message of jsonargparse, which lists every alternative of a type."""
+    if found := re.search(r"unrecognized arguments: (-[^ =]*)", message, re.IGNORECASE):
+        model = [f"--model.{part}" for part in ("backbone", "optimizer", "pathway")]
+        shape = [f"--model.backbone.{name}" for name in BackboneConfig.__dataclass_fields__]
+        return f"no option {found[1]}; {nearest(found[1], [*options, *model, *shape])}"
+    # Nested: the key that is meant, and the reason, come last.
+    *_, key, reasons = re.split(r'(?:Parser key "([^"]+)":)', message) if "Parser key" in message else ("", message)
+    value = re.search(r"(?:Given|Got) value: (.*)", reasons)
+    lines = [line.strip(" -.:") for line in reasons.splitlines()]
+    wrong = [line for line in lines if re.match("Expected|Problem", line) and "path but" not in line]
+    reason = next((line for line in wrong if "NoneType" not in line), " ".join(reasons.split())[:300])
+    for kind, word in _WORDS.items():
+        reason = reason.replace(kind, word)
+    reason = re.sub(r"\. Got value: .*", "", reason)
+    shown = f"={value[1]} is not allowed" if value and len(value[1]) <= 60 else ""
+    return f"{key}{shown}: {reason}" if key else reason
 
 
 def main(arguments: list[str]) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``; returns the exit status."""
     verb, *rest = arguments
     files, options = split_configs(rest)
-    config = load_experiments(files)
-    refuse_linked(config, options)
-    if files and "cell" not in config:
-        config["cell"] = Path(files[-1]).stem
-    modules.variants()
+    given, others = read_options(options)
+    config: dict[str, Any] = {}
+    if not {"-h", "--help"} & set(others):
+        config = merge({"cell": Path(files[-1]).stem} if files else {}, merge(load_experiments(files), given))
+        if "model" not in config:
+            raise DarlitError(f"{verb} needs a model; add --config FILE, such as experiments/tiny_dar_full.yaml")
+        config = typed(config)
+        if line := shortening():
+            config = shortened(config, files[-1] if files else verb)
+            rank_zero_only(print)(line)
     _quieten()
-    merged = ["--config", yaml.safe_dump(config)] if files else []
+    parsed = _arguments(verb, config, others)
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other processes of this machine with
-    DarlitCLI(
-        verb,
-        parser_class=ExactParser,
-        subclass_mode_model=True,
-        trainer_defaults=TRAINER_DEFAULTS,
-        seed_everything_default=0,
-        save_config_callback=SaveConfigCallback,
-        save_config_kwargs={"overwrite": True},
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,
-        args=[verb, *merged, *options],
-    )
+    DarlitCLI(verb, args=parsed, **_SETTINGS)
     return 0
+
+
+def resolve(config: Mapping[str, Any], options: Sequence[str] = ()) -> dict[str, Any]:
+    """What ``darlit fit`` would train with an experiment and options: every value as it takes it, nothing made.
+
+    Raises:
+        DarlitError: the configuration is not allowed.
+    """
+    _quieten()
+    given, others = read_options(options)
+    arguments = _arguments("fit", typed(merge(dict(config), given)), others)
+    resolver = _resolver()
+    try:
+        resolver.parse_arguments(resolver.parser, arguments)
+    except ArgumentError as error:
+        raise DarlitError(" ".join(str(error).split())[:400]) from error
+    return resolver.resolved()
+
+
+class _Resolver(DarlitCLI):
+    """Reads configurations and makes nothing of them."""
+
+    def _set_seed(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+@cache
+def _resolver() -> _Resolver:
+    settings = {**_SETTINGS, "parser_kwargs": {"exit_on_error": False}}
+    return _Resolver("fit", args=["fit", "--model", "ResidualLM"], **settings)
+
+
+def _arguments(verb: str, config: dict[str, Any], options: list[str]) -> list[str]:
+    modules.variants()
+    return [verb, *(["--config", dump(config)] if config else []), *options]
+
+
+_SETTINGS: dict[str, Any] = {
+    "parser_class": ExactParser,
+    "subclass_mode_model": True,
+    "trainer_defaults": TRAINER_DEFAULTS,
+    "seed_everything_default": 0,
+    "save_config_callback": None,
+    "auto_configure_optimizers": False,
+    "load_from_checkpoint_support": False,
+}
 
 
 def _quieten() -> None:

@@ -7,6 +7,7 @@ file's own keys come on top. Mappings merge key by key; anything else is replace
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,40 @@ from typing import Any
 import yaml
 
 from darlit.errors import DarlitError
+from darlit.values import load
+
+MAX_STEPS = "DARLIT_MAX_STEPS"
 
 
 class ExperimentError(DarlitError):
     """An experiment file that cannot be used; the message says which, why and what to do."""
 
 
+SHARED_ARGUMENTS = ("backbone", "optimizer")
+"""What every class of a model takes, in the same meaning."""
+
+
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with ``above`` on top: mappings merge recursively, all else is replaced."""
+    """Return ``below`` with ``above`` on top: mappings merge recursively, all else is replaced.
+
+    Where ``above`` names another ``class_path``, arguments of the class below are dropped, those that every class of a
+    model takes excepted: another pathway may have an option of the same name and another meaning.
+    """
     merged = dict(below)
+    if _is_other_class(below, above) and isinstance(below.get("init_args"), dict):
+        merged["init_args"] = {key: value for key, value in below["init_args"].items() if key in SHARED_ARGUMENTS}
     for key, value in above.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = merge(merged[key], value)
         else:
             merged[key] = value
     return merged
+
+
+def _is_other_class(below: dict[str, Any], above: dict[str, Any]) -> bool:
+    """Whether both name a class and not the same, which may be written with its module or without."""
+    ours, theirs = (side.get("class_path") for side in (below, above))
+    return ours is not None and theirs is not None and str(ours).rpartition(".")[2] != str(theirs).rpartition(".")[2]
 
 
 def size_and_arm(cell: str) -> tuple[str, str]:
@@ -56,6 +76,46 @@ def load_experiments(paths: Iterable[str | Path]) -> dict[str, Any]:
     return merged
 
 
+def max_steps() -> int | None:
+    """Steps that ``DARLIT_MAX_STEPS`` leaves of every run, to try commands out; None where it is not set.
+
+    Raises:
+        ExperimentError: a value that is not a whole number from 1.
+    """
+    value = os.environ.get(MAX_STEPS)
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and int(value)):
+        raise ExperimentError(f"{MAX_STEPS}={value!r} is not allowed; give a whole number from 1, or unset it")
+    return int(value)
+
+
+def shortened(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return ``config`` with a budget of at most :func:`max_steps` steps.
+
+    The budget is part of a run's record and of the equal-budget check, so a shortened run is never taken for another.
+
+    Raises:
+        ExperimentError: ``name``, the experiment, states no budget that could be shortened.
+    """
+    steps = max_steps()
+    if steps is None:
+        return config
+    budget = config.get("budget")
+    try:
+        tokens, batch_tokens = (int(float(budget[key])) for key in ("tokens", "batch_tokens"))  # type: ignore[index]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ExperimentError(f"{name}: {MAX_STEPS} needs budget.tokens and budget.batch_tokens in the file") from error
+    return merge(config, {"budget": {"tokens": min(tokens, steps * batch_tokens)}})
+
+
+def shortening() -> str | None:
+    """The line that every command that trains prints first while runs are shortened."""
+    steps = max_steps()
+    line = f"{MAX_STEPS}={steps}: runs are shortened to {steps} steps, to try commands out; they are not results"
+    return None if steps is None else line
+
+
 def _load(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     resolved = path.resolve()
     if resolved in chain:
@@ -80,7 +140,9 @@ def _load(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load(path.read_text(encoding="utf-8"))
+    except DarlitError as error:
+        raise ExperimentError(f"{path}, {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ExperimentError(f"{path}: not a readable YAML file: {reason}") from error

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from darlit.arguments import Parser
 from darlit.backbone import Transformer
 from darlit.backbone.cache import KeyValueCache
 from darlit.data.tokenizers import InvalidTextError, Tokenizer
@@ -25,6 +26,7 @@ from darlit.device import choose_device
 from darlit.errors import DarlitError
 from darlit.modules.loading import load
 from darlit.pathways.contract import check_option
+from darlit.settings import class_of
 
 UNFINISHED = "\ufffd"
 """What the bytes of half a character decode to."""
@@ -129,6 +131,8 @@ def main(argv: list[str]) -> int:
         raise DarlitError(f"--tokens {arguments.tokens} is not allowed; give a whole number from 1")
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     device = choose_device(arguments.device)
+    if arguments.class_path:
+        class_of(arguments.class_path)  # its pathway is known from here on
     saved = load(arguments.model)
     tokenizer = saved.tokenizer(arguments.tokenizer)
     transformer = saved.module.to(device).transformer
@@ -169,7 +173,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="darlit generate", description="Text from a trained model.")
+    parser = Parser(prog="darlit generate", description="Text from a trained model.")
     parser.add_argument("model", type=Path, metavar="CHECKPOINT_OR_RUN", help="or a file that darlit export wrote")
     parser.add_argument("--prompt", default="", help="how the text begins (default: at the start of a document)")
     parser.add_argument("--tokens", type=int, default=200, help="how many at most (default: 200)")
@@ -180,5 +184,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     parser.add_argument("--tokenizer", help="bytes or a tokenizer.json (default: the model's)")
+    parser.add_argument("--class-path", help="my_module.MyLM of a model without its run folder (default: the run's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     return parser

@@ -207,3 +207,16 @@ def test_a_checkpoint_that_would_run_code_is_refused(question, dar_run, tmp_path
     assert "is refused: not a checkpoint of plain tensors" in one_line(capsys)
     assert not sign.exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", ["a flipped byte", "ids out of range"])
+def test_data_given_by_hand_are_verified_as_fit_does(dar_run, data_folder, tmp_path, capsys, what):
+    """Of the right size: only hashes, or a look at the ids, find it."""
+    shutil.copytree(data_folder, tmp_path / "data")
+    chunk = tmp_path / "data" / "val" / "chunk-0-0.bin"
+    raw = bytearray(chunk.read_bytes())
+    raw[12:200] = b"\xff" * 188 if what == "ids out of range" else bytes([raw[12] ^ 1]) + raw[13:200]
+    chunk.write_bytes(raw)
+    assert analyze("depth", dar_run, "--data", tmp_path / "data", "--out", tmp_path / "out") == 2
+    assert f"{chunk}: damaged" in one_line(capsys)
+    assert not (tmp_path / "out").exists()

@@ -121,6 +121,25 @@ def test_two_micro_batches_give_the_gradient_of_one_batch(arm: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_targets_that_do_not_count_are_not_in_the_mean(chunk: int) -> None:
+    """-100 leaves value and gradient those of the other targets, also where a chunk holds nothing else."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 20, 6, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 6, generator=generator)
+    targets = torch.randint(0, 11, (2, 20), generator=generator)
+    targets[0, 3:17] = -100
+    expected = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), targets.flatten())
+    (expected_gradient,) = torch.autograd.grad(expected, hidden)
+    loss = head_cross_entropy(hidden, weight, targets, chunk)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+    assert head_cross_entropy(hidden, weight, torch.full_like(targets, -100), chunk) == 0
+    with pytest.raises(IndexError):
+        head_cross_entropy(hidden, weight, targets.clamp(min=-1), chunk)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunked_loss_equals_plain_cross_entropy(chunk: int) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 9, 8, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -147,3 +147,13 @@ def test_the_7b_suite_without_a_gpu_says_so() -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(DarlitError, match="needs a GPU"):
         moe7b(1)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_blocks_deeper_than_the_model_are_left_out_and_named(capsys, layers):
+    shape = ["--tokens", "8", "--width", "64", "--layers", str(layers), "--rounds", "1", "--threads", "1"]
+    assert bench.main(["path", "step", "memory", *shape]) == 0
+    printed = capsys.readouterr().out
+    for arm in ("attnres_block4", "dar_block4"):
+        assert f"{arm} is not measured: its blocks have more than --layers {layers} layers" in printed
+    assert "dar_full" in printed

@@ -8,20 +8,15 @@ from pathlib import Path
 import torch
 
 from cells import BATCH_TOKENS, STEPS, fit, run_folder, summary, write_cell
-from darlit.callbacks.run_record import Cell, RunRecord
+from darlit.callbacks.meters import Meters
+from darlit.callbacks.pathway_health import PathwayHealth
+from darlit.callbacks.run_record import RunRecord
 from darlit.modules import Budget
-
-
-def test_a_cell_is_size_and_arm() -> None:
-    cell = Cell("dense0.1b_dar_block", seed=2)
-    assert (cell.size, cell.arm) == ("dense0.1b", "dar_block")
-    assert Cell("mine", 0).arm == "mine"
-    sparse = Cell("tiny_moe_dar_block", 0)
-    assert (sparse.size, sparse.arm) == ("tiny_moe", "dar_block")
+from darlit.run import Cell
 
 
 def test_a_repeated_step_is_recorded_once() -> None:
-    record = RunRecord(Cell("tiny_x", 0), Budget(tokens=100, batch_tokens=10))
+    record = RunRecord(Cell("tiny_x"), 0, Budget(tokens=100, batch_tokens=10), Meters(), PathwayHealth())
     for step, loss in ((5, 3.0), (10, 2.0), (10, 9.0), (15, 1.0)):
         record._append(record.val_curve, step, loss=loss, seconds=1.0)
     assert record.val_curve["loss"] == [3.0, 2.0, 1.0]

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+import darlit
 from darlit.data.datamodule import TokenDataModule
 from darlit.data.errors import DataError
+from darlit.data.loader import FILLING, TokenDataset
 from darlit.data.manifest import Manifest, open_manifest
 from darlit.data.prepare import Options, prepare, prepare_default
+from darlit.errors import DarlitError
 
 
 class Recorder(pl.LightningModule):
@@ -67,6 +70,11 @@ def run(folder: Path, steps: int, checkpoint: str | None = None, data: dict[str,
     return machine, model
 
 
+def batches_an_epoch(folder: Path) -> int:
+    """Of the data, with the sequence length and batch size of `run`; the trainer has one epoch of its own."""
+    return len(TokenDataset(open_manifest(folder), "train", 199)) // 8
+
+
 @pytest.fixture(scope="module")
 def folder(prepared: Manifest) -> Path:
     return prepared.folder
@@ -81,7 +89,11 @@ def test_properties(prepared: Manifest) -> None:
     assert (data.vocab_size, data.separator, data.tokenizer_name) == (257, 256, "bytes")
     assert data.fingerprint == prepared.fingerprint
     val = prepared.split("val")
-    assert data.bytes_per_token == val["bytes"] / val["tokens"] < 1
+    assert data.train_tokens == prepared.split("train")["tokens"]
+    assert data.passes(3 * data.train_tokens) == 3
+    tokens = np.concatenate([block.numpy() for block in data.test_dataloader()]).ravel()
+    assert data.token_bytes()[tokens].sum() == (tokens != 256).sum()
+    assert val["bytes"] == val["tokens"] - val["documents"]
     batch = next(iter(data.train_dataloader()))
     assert batch.shape == (16, 129)
     assert batch.dtype == torch.int64
@@ -104,9 +116,9 @@ def test_limited_validation_begins_anew(folder: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_under_the_trainer(folder: Path, tmp_path: Path, workers: int) -> None:
     """R13, R14, R18: N + M steps are N + M steps of the straight run, at every kind of cut, losses to the bit."""
-    data = {"num_workers": workers, "persistent_workers": workers > 0}
+    data = {"num_workers": workers}
     _, straight = run(folder, 30, data=data)
-    epoch = 1 + max(entry[2] for entry in straight.seen if entry[0] == "train")
+    epoch = batches_an_epoch(folder)
     assert epoch < 25  # two epoch boundaries are inside
     cuts = sorted({1, 7, 13, epoch - 1, epoch, epoch + 1, 2 * epoch}) if workers == 0 else [5, epoch]
     for cut in cuts:
@@ -181,24 +193,44 @@ def test_the_strategy_says_which_rank(folder: Path) -> None:
     assert torch.equal(torch.cat(seen), next(iter(data.train_dataloader())))
 
 
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 1), (1, 7), (1, 32), (2, 4), (3, 5), (4, 16)])
+def test_evaluation_sees_every_sequence_once(folder: Path, ranks: int, batch_size: int) -> None:
+    """Ranks without a sequence left get a row that no loss counts."""
+    data = TokenDataModule(folder=str(folder), batch_size=batch_size, sequence_length=64, val_sequences=13)
+    data.prepare_data()
+    data.setup()
+    seen: dict[str, list[list[int]]] = {"val_dataloader": [], "test_dataloader": [], "predict_dataloader": []}
+    dataset = TokenDataset(data.manifest, "val", 64)
+    for rank in range(ranks):
+        strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks})
+        data.trainer = SimpleNamespace(strategy=strategy)  # type: ignore[assignment]
+        for name, rows in seen.items():
+            for batch in getattr(data, name)():
+                rows += [row.tolist() for row in batch if not (row == FILLING).all()]
+    everything = [dataset[block].tolist() for block in range(len(dataset))]
+    assert sorted(seen["test_dataloader"]) == sorted(everything)
+    chosen = sorted(everything[number * len(dataset) // 13] for number in range(13))
+    assert sorted(seen["val_dataloader"]) == sorted(seen["predict_dataloader"]) == chosen
+
+
 @pytest.mark.slow
 def test_two_ranks_see_the_global_order_and_resume_it(folder: Path, tmp_path: Path) -> None:
     """R15: 2 gloo ranks of batch 4, DDP and FSDP2, with a worker, see what 1 rank of batch 8 sees.
 
     Each is cut in mid-epoch and at the epoch's end and continued on two ranks; then a cut of two is continued by one.
     """
-    seen = [entry for entry in run(folder, 20)[1].seen if entry[0] == "train"]
-    alone, epoch = [entry[3] for entry in seen], 1 + max(entry[2] for entry in seen)
+    alone, epoch = [entry[3] for entry in run(folder, 20)[1].seen if entry[0] == "train"], batches_an_epoch(folder)
     assert epoch < 20
     arguments = [str(folder), str(tmp_path), str(epoch)]
     processes = []
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    paths = [str(Path(__file__).parents[1]), str(Path(darlit.__file__).parents[1])]
     for rank in "01":
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
         environment |= {"LOCAL_RANK": rank, "RANK": rank, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
-        environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": os.pathsep.join(paths)}
         processes.append(
             subprocess.Popen([sys.executable, "-m", "data.two_ranks", *arguments], env={**os.environ, **environment})
         )
@@ -259,7 +291,7 @@ def test_bpe_bytes_per_token(tmp_path: Path) -> None:
     data = TokenDataModule(folder=str(manifest.folder), sequence_length=8, batch_size=1)
     data.prepare_data()
     data.setup()
-    assert data.bytes_per_token > 1.5
+    assert manifest.bytes_per_token("val") > 1.5
     assert data.vocab_size <= 300
     texts = data.load_tokenizer().decode(next(iter(data.test_dataloader()))[0].tolist())
     assert b"words" in texts or b"again" in texts or b"same" in texts
@@ -300,5 +332,5 @@ def test_settings_are_chosen_on_other_documents_than_they_are_reported_on(
 def test_the_holdout_belongs_to_the_default_corpus(folder: Path) -> None:
     with pytest.raises(DataError, match=r"of the default corpus; for texts of your own .* --val-start 0\.05"):
         TokenDataModule(folder=str(folder), holdout="screening")
-    with pytest.raises(DataError, match="holdout 'a' is not known; give validation or screening"):
+    with pytest.raises(DarlitError, match="data.holdout='a' .* must be validation, screening"):
         TokenDataModule(holdout="a")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,18 @@ LENGTH, BATCH = 64, 4
 
 
 def make(
-    prepared: Manifest, *, rank: int = 0, ranks: int = 1, batch: int = BATCH, length: int = LENGTH, **options: Any
+    prepared: Manifest,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    iteration: int | None = None,
+    **options: Any,
 ) -> ResumableLoader:
     dataset = TokenDataset(prepared, "train", length)
     order = BatchOrder(len(dataset), batch, rank, ranks, seed=7, max_batches=options.pop("max_batches", None))
-    return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, **options)
+    return ResumableLoader(dataset, order, {"fingerprint": prepared.fingerprint}, length=iteration, **options)
 
 
 def take(loader: ResumableLoader, batches: int) -> list[torch.Tensor]:
@@ -73,12 +81,12 @@ def test_blocks_are_the_stream(prepared: Manifest) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
-    ids=["0", "1", "2", "2-persistent"],
+    [{}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "iteration": 10**6}],
+    ids=["0", "1", "2", "2-endless"],
 )
 def test_workers_change_nothing(prepared: Manifest, straight: list[torch.Tensor], options: dict[str, Any]) -> None:
-    loader = make(prepared, **options)
-    assert_same(take(loader, 2 * len(loader) + 3), straight[: 2 * len(loader) + 3])
+    size = len(make(prepared))
+    assert_same(take(make(prepared, **options), 2 * size + 3), straight[: 2 * size + 3])
 
 
 def check_cut(
@@ -103,11 +111,11 @@ def test_resume_at_many_cuts(prepared: Manifest, straight: list[torch.Tensor]) -
     ("before", "after"),
     [
         ({"num_workers": 2}, {"num_workers": 2}),
-        ({"num_workers": 2, "persistent_workers": True}, {"num_workers": 2, "persistent_workers": True}),
+        ({"num_workers": 2, "iteration": 10**6}, {"num_workers": 2, "iteration": 10**6}),
         ({"num_workers": 2}, {"num_workers": 0}),
         ({}, {"num_workers": 1}),
     ],
-    ids=["2-2", "persistent", "2-0", "0-1"],
+    ids=["2-2", "endless", "2-0", "0-1"],
 )
 def test_resume_with_workers(
     prepared: Manifest, straight: list[torch.Tensor], before: dict[str, Any], after: dict[str, Any]
@@ -120,18 +128,18 @@ def test_resume_with_workers(
 
 @pytest.mark.slow
 def test_200_random_cuts(prepared: Manifest) -> None:
-    """Random (step, workers, persistent, ranks) before and after, against one uninterrupted single-rank run."""
+    """Random (step, workers, length, ranks) before and after, against one uninterrupted single-rank run."""
     generator = random.Random(0)
     size = len(make(prepared, length=249))
     assert 15 < size < 40
     straight = take(make(prepared, length=249), 3 * size)
 
-    def run(ranks: int, workers: tuple[int, bool], state: Any, batches: int) -> tuple[list[torch.Tensor], Any]:
+    def run(ranks: int, workers: tuple[int, int | None], state: Any, batches: int) -> tuple[list[torch.Tensor], Any]:
         """The global batches of so many ranks, and the place that all of them save."""
         rows, states = [], []
         for rank in range(ranks):
             place = {"rank": rank, "ranks": ranks, "batch": BATCH // ranks, "length": 249}
-            loader = make(prepared, **place, num_workers=workers[0], persistent_workers=workers[1])
+            loader = make(prepared, **place, num_workers=workers[0], iteration=workers[1])
             if state is not None:
                 loader.load_state_dict(state)
             rows.append(take(loader, batches))
@@ -142,7 +150,7 @@ def test_200_random_cuts(prepared: Manifest) -> None:
     seen = set()
     while len(seen) < 200:
         cut, (ranks_before, ranks_after) = generator.randrange(2 * size + 1), generator.choices((1, 2, 4), k=2)
-        kinds = [(0, False), (1, False), (2, False), (2, True)]
+        kinds = [(0, None), (1, None), (2, None), (2, 10 * size)]
         before, after = generator.choices(kinds, weights=(5, 1, 1, 1), k=2)
         seen.add((cut, ranks_before, ranks_after, before, after))
         taken, state = run(ranks_before, before, None, cut)
@@ -151,7 +159,7 @@ def test_200_random_cuts(prepared: Manifest) -> None:
 
 
 def test_an_iteration_left_early_skips_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:
-    """As with limit_train_batches: each iteration goes on where the last one stopped, resumed or not."""
+    """Each iteration continues where the last one stopped, resumed or not."""
     size, limit = len(make(prepared)), 11
     for cut in (0, 3, limit, limit + 1, 8 * limit, 9 * limit - 2):
         loader = make(prepared)
@@ -171,12 +179,33 @@ def test_an_iteration_has_the_length_of_the_loader(prepared: Manifest) -> None:
     loader = make(prepared)
     assert len(list(loader)) == len(loader)
     take(loader, 5)
-    assert len(list(loader)) == len(loader)
+    assert len(list(loader)) == len(loader) - 5
     take(loader, 5)
     resumed = make(prepared)
     resumed.load_state_dict(loader.state_dict())
     assert len(list(resumed)) == len(loader) - 5
     assert len(list(resumed)) == len(loader)
+
+
+def test_an_iteration_may_span_epochs(prepared: Manifest, straight: list[torch.Tensor]) -> None:
+    """The run as one epoch of the trainer: cut anywhere, the rest of it follows."""
+    size = len(make(prepared))
+    length = 2 * size + 7
+    assert_same(list(make(prepared, iteration=length)), straight[:length])
+    for cut in (1, size - 1, size, size + 1, 2 * size, length - 1):
+        loader = make(prepared, iteration=length)
+        taken = list(islice(loader, cut))
+        resumed = make(prepared, iteration=length)
+        resumed.load_state_dict(loader.state_dict())
+        assert_same(taken + list(resumed), straight[:length])
+
+
+def test_what_is_waited_for_is_counted(prepared: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr("darlit.data.loader.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    loader = make(prepared)
+    take(loader, 4)
+    assert loader.seconds_waited == 4 * 3.0  # from each request to its batch, not from batch to request
 
 
 def test_iterators_made_and_dropped_move_nothing(prepared: Manifest, straight: list[torch.Tensor]) -> None:
@@ -196,7 +225,7 @@ def test_two_iterators_at_once_are_refused(prepared: Manifest) -> None:
     one = iter(loader)
     next(one)
     next(iter(loader))
-    with pytest.raises(RuntimeError, match="iterated anew"):
+    with pytest.raises(RuntimeError, match="iterated again"):
         next(one)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from darlit.data.errors import DataError
-from darlit.data.order import BatchOrder, shuffled
+from darlit.data.order import FILLER, BatchOrder, EvaluationOrder, shuffled
 
 
 def test_order_is_pinned() -> None:
@@ -45,9 +45,26 @@ def test_ranks_share_one_global_order(
 
 
 def test_take_spreads_evenly_and_keeps_order() -> None:
-    order = BatchOrder(100, 5, take=10)
-    assert order.epoch(0).ravel().tolist() == list(range(0, 100, 10))
+    order = EvaluationOrder(100, 5, take=10)
+    assert np.concatenate(order.epoch()).tolist() == list(range(0, 100, 10))
     assert np.array_equal(order.epoch(0), order.epoch(7))
+
+
+@given(
+    blocks=st.integers(1, 60),
+    batch_size=st.integers(1, 8),
+    world_size=st.integers(1, 5),
+    taken=st.floats(0, 1),
+)
+def test_evaluation_takes_every_chosen_block_once(blocks: int, batch_size: int, world_size: int, taken: float) -> None:
+    """The same blocks for any batch size and number of ranks, in order; equally many batches on every rank."""
+    take = max(1, round(taken * blocks))
+    ranks = [EvaluationOrder(blocks, batch_size, rank, world_size, take).epoch() for rank in range(world_size)]
+    assert {len(batches) for batches in ranks} == {-(-take // (batch_size * world_size))}
+    assert all(1 <= len(rows) <= batch_size for batches in ranks for rows in batches)
+    together = np.concatenate([rows for batches in zip(*ranks, strict=True) for rows in batches])
+    assert np.array_equal(together[together != FILLER], np.arange(take) * blocks // take)
+    assert (together == FILLER).sum() < world_size
 
 
 def test_max_batches() -> None:
@@ -62,9 +79,21 @@ def test_max_batches() -> None:
         ({"batch_size": 0}, "batch_size 0 must be at least 1"),
         ({"batch_size": 200}, "the data has 100 sequences, one batch needs 200"),
         ({"batch_size": 5, "rank": 2, "world_size": 2}, "rank 2 is not one of 2"),
-        ({"batch_size": 5, "take": 101}, "101 sequences asked for: the data has 100"),
     ],
 )
 def test_bad_orders(options: dict[str, int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         BatchOrder(100, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0 must be at least 1"),
+        ({"batch_size": 5, "rank": 2, "world_size": 2}, "rank 2 is not one of 2"),
+        ({"batch_size": 5, "take": 101}, "101 sequences asked for: the data has 100"),
+    ],
+)
+def test_bad_evaluation_orders(options: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        EvaluationOrder(100, **options)

@@ -149,3 +149,57 @@ def test_bad_tokenizers(tmp_path: Path, spec: str, separator: str | None, messag
 def test_vocabulary_too_small() -> None:
     with pytest.raises(DataError, match="257 or more"):
         train_bpe(["a"], 200)
+
+
+def spelled(tokenizer: SubwordTokenizer | ByteTokenizer, document: bytes) -> int:
+    """Bytes of a document's ids by the table."""
+    ids, _ = tokenizer.encode_batch([document])
+    return int(tokenizer.token_bytes()[ids].sum())
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_ids_have_exactly_the_bytes_of_their_text(bpe: SubwordTokenizer, text: str) -> None:
+    """Also where a character of several bytes is several tokens, each of which alone is no text."""
+    document = text.encode()
+    assert spelled(bpe, document) == len(document)
+    assert spelled(ByteTokenizer(), document) == len(document)
+
+
+def test_the_separator_and_special_tokens_have_no_bytes() -> None:
+    assert ByteTokenizer().token_bytes().tolist() == [1] * 256 + [0]
+    trained = train_bpe(["some words and more words"] * 5, 300)
+    assert trained.token_bytes()[trained.separator] == 0
+    content = json.loads(trained.definition or "")
+    number = max(content["model"]["vocab"].values()) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content["added_tokens"] = [
+        {"id": number, "content": "<end>", "special": True, **flags},
+        {"id": number + 1, "content": "wörd", "special": False, **flags},
+    ]
+    added = SubwordTokenizer(json.dumps(content), "added", "<end>")
+    assert added.separator == number
+    assert added.token_bytes()[[number, number + 1]].tolist() == [0, 5]
+    assert spelled(added, "a wörd <end>".encode()) == len("a wörd <end>".encode())
+
+
+def test_other_tokenizers_are_exact_but_for_the_space_before_a_document() -> None:
+    """SentencePiece's way: ▁ for spaces, one put first, and bytes for what is not in the vocabulary."""
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import decoders, models, normalizers
+
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdehlorw", "▁hello", "▁world"]
+    library = LibraryTokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = SubwordTokenizer(library.to_str(), "pieces")
+    document = "hello wörld 🙂 a".encode()
+    ids, _ = tokenizer.encode_batch([document])
+    assert tokenizer.decode(ids.tolist()) == document
+    assert spelled(tokenizer, document) == len(document) + 1
+    table = tokenizer.token_bytes()
+    assert table[pieces.index("▁hello")] == 6
+    assert table[pieces.index("<0xF0>")] == 1

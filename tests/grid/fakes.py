@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 SUMMARY: dict[str, Any] = {
     "schema_version": 1,
     "cell": "tiny_residual",
@@ -65,6 +67,18 @@ def make_summary(size: str, arm: str, seed: int, /, **changes: Any) -> dict[str,
             node = node[parent]
         node[last] = value
     return summary
+
+
+def write_cell_file(folder: Path, name: str, class_path: str = "ResidualLM", **init_args: Any) -> Path:
+    """Write the experiment of a cell whose runs have summaries made here."""
+    content = {
+        "model": {"class_path": class_path, "init_args": init_args},
+        "data": {"sequence_length": 10},
+        "budget": {"tokens": 2000, "batch_tokens": 20},
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
 
 
 def write_run(runs_dir: Path, summary: dict[str, Any]) -> Path:

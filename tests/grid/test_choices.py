@@ -12,15 +12,19 @@ import yaml
 from darlit.errors import DarlitError
 from darlit.grid.commands import main
 from darlit.grid.equal_budget import UnequalBudgetError
-from grid.fakes import make_summary, write_run
+from grid.fakes import make_summary, write_cell_file, write_run
 
 CELLS = ("tiny_dar-default", "tiny_dar-layer", "tiny_dar-lr_3")
 PAGE = "before\n<!-- begin: darlit grid choose pick -->\nold\n<!-- end: darlit grid choose pick -->\nafter\n"
 
 
 def _grid(folder: Path, **group: Any) -> Path:
-    for cell in CELLS:
-        (folder / f"{cell}.yaml").write_text("model: {class_path: DualAttentionResidualLM}\n")
+    for cell, pathway, optimizer in (
+        (CELLS[0], {}, {}),
+        (CELLS[1], {"beta_pattern": "layer"}, {}),
+        (CELLS[2], {}, {"pathway_lr_multiplier": 3.0}),
+    ):
+        write_cell_file(folder, cell, "DualAttentionResidualLM", pathway=pathway, optimizer=optimizer)
     content = {"groups": {"DAR": {"cells": list(CELLS), "seeds": [10, 11, 12], **group}}}
     path = folder / "pick.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -68,7 +72,7 @@ def test_what_the_grid_does_not_compare_must_be_equal(tmp_path: Path) -> None:
 def test_the_runs_of_a_cell_share_their_pathway(tmp_path: Path) -> None:
     _write(tmp_path / "runs", CELLS[0], 10, 2.0, pathway={"name": "dar", "rho_logit": 3})
     _write(tmp_path / "runs", CELLS[0], 11, 2.0, pathway={"name": "dar", "rho_logit": 4})
-    with pytest.raises(UnequalBudgetError, match="pathway.rho_logit differs: 3 in .*, 4 in"):
+    with pytest.raises(DarlitError, match="seed_11.* was trained with pathway.rho_logit=4, now it is 3.0 in"):
         main(["choose", str(_grid(tmp_path)), "--runs_dir", str(tmp_path / "runs")])
 
 
@@ -113,3 +117,30 @@ def test_finished_runs_are_kept_and_never_replaced_unasked(tmp_path: Path, capsy
     assert main([*call, "--replace"]) == 0
     assert json.loads(kept.read_text())["val_loss_final"] == 1.9
     assert (out / CELLS[1] / "seed_11.json").exists()
+
+
+def test_a_loss_that_is_not_of_the_last_step_is_taken_when_told_so_and_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid, runs = _grid(tmp_path), tmp_path / "runs"
+    short = {part: values[:-1] for part, values in make_summary("tiny", "x", 0)["curve"]["val"].items()}
+    file = _write(runs, CELLS[0], 10, 2.0, curve__val=short, pathway={"name": "dar", "beta_pattern": "branch"})
+    _write(runs, CELLS[1], 11, 2.0, pathway={"name": "dar", "beta_pattern": "layer"})
+    with pytest.raises(DarlitError, match=f"{file}: was validated last at step 50 of 100"):
+        main(["choose", str(grid), "--runs_dir", str(runs)])
+    with pytest.raises(DarlitError, match=f"{file}: was validated last at step 50 of 100"):
+        main(["collect", str(grid), "--runs_dir", str(runs), "--out", str(tmp_path / "kept")])
+    assert not (tmp_path / "kept").exists()
+    assert main(["choose", str(grid), "--runs_dir", str(runs), "--partial"]) == 0
+    table = capsys.readouterr().out
+    assert "| dar-default | — | 1 of 3 | 2.0000 (at step 50 of 100) | — | — |" in table
+    assert "| dar-layer | pathway.beta_pattern = layer | 1 of 3 | 2.0000 | — | — |" in table
+
+
+def test_runs_are_collected_beside_themselves_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in results/runs of the clone that one types in, which holds what is committed."""
+    grid, first = _grid(tmp_path), _write(tmp_path / "runs", CELLS[0], 10, 2.0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["collect", str(grid)]) == 0
+    assert (tmp_path / "runs/results/runs" / CELLS[0] / "seed_10.json").read_bytes() == first.read_bytes()
+    assert not (tmp_path / "results").exists()

@@ -12,16 +12,17 @@ from darlit.grid.cells import read_grid
 from darlit.grid.commands import main as grid_main
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.results import main as results_main
+from darlit.grid.summary import SummaryError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 GRID = ROOT / "experiments" / "grids" / "small.yaml"
 NOT_GENERATED = {"bench", "runs", "screening", "notes.md"}
 CHOICES = {
-    "experiments/sweeps/small_learning_rate.yaml": "docs/experiments.md",
-    "experiments/sweeps/tiny_learning_rate.yaml": "docs/experiments.md",
-    "experiments/screening/dar_options.yaml": "docs/pathways.md",
-    "experiments/screening/dar_block_carry.yaml": "docs/pathways.md",
+    "experiments/sweeps/small_learning_rate.yaml": ("docs/experiments.md", "--partial"),
+    "experiments/sweeps/tiny_learning_rate.yaml": ("docs/experiments.md",),
+    "experiments/screening/dar_options.yaml": ("docs/pathways.md",),
+    "experiments/screening/dar_block_carry.yaml": ("docs/pathways.md",),
 }
 
 
@@ -29,10 +30,10 @@ CHOICES = {
 def test_tables_of_choices(grid: str, tmp_path: Path) -> None:
     assert check_grid(read_grid(ROOT / grid))
     page = tmp_path / "page.md"
-    shutil.copy(ROOT / CHOICES[grid], page)
-    call = ["choose", str(ROOT / grid), f"--runs_dir={RESULTS / 'screening'}", f"--into={page}"]
+    shutil.copy(ROOT / CHOICES[grid][0], page)
+    call = ["choose", str(ROOT / grid), f"--runs_dir={RESULTS / 'screening'}", f"--into={page}", *CHOICES[grid][1:]]
     assert grid_main(call) == 0
-    assert page.read_bytes() == (ROOT / CHOICES[grid]).read_bytes()
+    assert page.read_bytes() == (ROOT / CHOICES[grid][0]).read_bytes()
 
 
 def _generated(folder: Path) -> dict[Path, bytes]:
@@ -101,3 +102,13 @@ def test_no_run_is_from_a_changed_checkout() -> None:
 def test_no_path_of_a_machine_is_in_the_results() -> None:
     for file in sorted(RESULTS.rglob("*.json")):
         assert not re.search(r'"(/|~|[A-Za-z]:\\)', file.read_text()), file
+
+
+def test_results_reject_the_sweep_that_ends_before_its_last_step(tmp_path: Path) -> None:
+    for cell in sorted((RESULTS / "screening").glob("small_residual-lr*")):
+        runs = tmp_path / cell.name
+        shutil.copytree(cell, runs / cell.name)
+        with pytest.raises(SummaryError, match=f"{cell.name}/seed_100.json: was validated last at step 100 of 125"):
+            results_main([str(runs), f"--out={tmp_path / 'out'}", "--figures=none"])
+        assert f"`{cell.name.split('-')[0]}-lr*/seed_100.json`" in (RESULTS / "screening" / "README.md").read_text()
+    assert not (tmp_path / "out").exists()

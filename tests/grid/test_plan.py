@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
@@ -13,13 +12,12 @@ import pytest
 import yaml
 
 from darlit.__main__ import main
-from darlit.data.datamodule import TokenDataModule
+from darlit.data.manifest import open_manifest
 from darlit.errors import DarlitError
-from darlit.grid import estimate
 from darlit.grid.cells import read_grid
 from darlit.grid.estimate import Machine, plan_cell
-from darlit.grid.variants import pathway_names
 from darlit.modules import variants
+from darlit.variants import pathway_names
 
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"
@@ -91,6 +89,31 @@ def test_options_change_what_they_name(capsys: pytest.CaptureFixture[str]) -> No
     assert one["memory_bytes"] == {}
 
 
+def test_passes_over_a_prepared_corpus_are_planned(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = open_manifest(data_folder).split("train")["tokens"]
+    cell = tmp_path / "cell.yaml"
+    content = {"base": str(EXPERIMENTS / "tiny_residual.yaml"), "data": {"folder": str(data_folder)}}
+    cell.write_text(yaml.safe_dump({**content, "budget": {"tokens": 13 * 2048 * 20, "batch_tokens": 2048}}))
+    (planned,) = _json(capsys, str(cell), "--quick")["experiments"]
+    assert planned["train_tokens"] == tokens
+    assert planned["passes"] == pytest.approx(13 * 2048 * 20 / tokens)
+    assert main(["plan", str(cell), "--quick"]) == 0
+    assert f"{13 * 2048 * 20 / tokens:.2f}" in capsys.readouterr().out
+    (unprepared,) = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick")["experiments"]
+    assert unprepared["passes"] is None
+
+
+def test_weights_in_half_precision_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    def warned(precision: str) -> bool:
+        result = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick", "--precision", precision)
+        return any("gains that start at 1 do not move" in note for note in result["assumptions"]["notes"])
+
+    assert warned("bf16-true")
+    assert not warned("bf16-mixed")
+
+
 def test_a_cpu_cell_has_no_speed_unless_its_peak_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXPERIMENTS / "tiny_residual.yaml")
     result = _json(capsys, file, "--quick")
@@ -131,14 +154,14 @@ def test_tables_mark_what_the_experiment_does(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": {"class_path": "NoSuchLM"}}, "model.class_path is 'NoSuchLM'; known are "),
+        ({"model": {"class_path": "NoSuchLM"}}, "model.class_path is 'NoSuchLM'; allowed are "),
         (
             {"model": {"class_path": "argparse.Namespace"}},
-            "'argparse.Namespace', which is no darlit.modules.LanguageModule",
+            "'argparse.Namespace', which is not a darlit.modules.LanguageModule",
         ),
         ({"model": {"class_path": "argparse.Nothing"}}, "has no attribute 'Nothing'"),
         ({"model": {"init_args": {"pathway": {"block_size": 9}}}}, "block_size"),
-        ({"budget": {"tokens": "many"}}, "budget.tokens is 'many'"),
+        ({"budget": {"tokens": "many"}}, "budget.tokens='many' is not allowed"),
         ({"budget": {"batch_tokens": 2049}}, "budget.batch_tokens=2049 is not a multiple of 2048 (devices 1 x "),
         ({"trainer": {"precision": "16-mixed"}}, "precision '16-mixed' is not known"),
     ],
@@ -200,11 +223,6 @@ def test_a_plan_imports_no_lightning_which_takes_longer_than_the_plan() -> None:
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "no_such.yaml"]) == 2
     assert "'no_such.yaml' does not exist" in capsys.readouterr().err
-
-
-def test_defaults_are_those_of_the_data_module() -> None:
-    defaults = {name: p.default for name, p in inspect.signature(TokenDataModule.__init__).parameters.items()}
-    assert (defaults["sequence_length"], defaults["batch_size"]) == (estimate.SEQUENCE_LENGTH, estimate.BATCH_SIZE)
 
 
 def test_help_needs_no_torch() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from darlit.grid.results import main
-from grid.fakes import write_loss
+from grid.fakes import write_cell_file, write_loss
 
 GRID = "groups: {tiny: {cells: [tiny_residual, tiny_dar_full, tiny_dar_self_kv, tiny_hc2], seeds: [0, 1, 2]}}\n"
 
@@ -33,7 +33,7 @@ def _page(runs: Path, *options: str) -> str:
 
 def _write_grid(folder: Path) -> Path:
     for arm in ("residual", "dar_full", "dar_self_kv", "hc2"):
-        (folder / f"tiny_{arm}.yaml").write_text("budget: {tokens: 2000, batch_tokens: 20}\n")
+        write_cell_file(folder, f"tiny_{arm}")
     (folder / "grid.yaml").write_text(GRID)
     return folder / "grid.yaml"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from darlit.grid.comparison import compare
 from darlit.grid.equal_budget import check_runs
 from darlit.grid.figures import draw_deltas
 from darlit.grid.runs import find_runs
-from grid.fakes import make_summary, write_loss, write_run
+from grid.fakes import make_summary, write_cell_file, write_loss, write_run
 
 
 def _rows(out: Path) -> dict[str, dict[str, str]]:
@@ -231,6 +232,19 @@ def test_a_page_of_ones_own_takes_the_short_tables(tmp_path: Path, capsys: pytes
     assert "old" not in text
 
 
+def test_a_lossy_tokenizer_is_marked_in_every_table(tmp_path: Path) -> None:
+    """Bits per byte of a text that was not kept cannot be known: no table states them, and the page says why."""
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    for arm in ("residual", "dar_full"):
+        write_loss(runs, arm, 0, [5.0, 4.0, 3.0, 2.0], data__tokenizer="words (lossy)")
+    assert _run(runs, out) == 0
+    assert [row["bits_per_byte_mean"] for row in _rows(out).values()] == ["", ""]
+    note = "Tokenizer words (lossy) does not keep all of the texts"
+    assert note in (out / "table.md").read_text()
+    assert "| 2.0000 | — |" in (out / "table.md").read_text()
+    assert "2.885" not in (out / "table.tex").read_text()
+
+
 def test_latex_escapes_what_tex_would_read(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "results"
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
@@ -262,7 +276,7 @@ def test_two_hundred_runs_become_one_table(tmp_path: Path) -> None:
 def test_a_grid_file_lists_what_is_still_missing_and_leaves_out_what_it_does_not_name(tmp_path: Path) -> None:
     runs, out, grid = tmp_path / "runs", tmp_path / "results", tmp_path / "grid.yaml"
     for arm in ("residual", "dar_full", "hc2"):
-        (tmp_path / f"tiny_{arm}.yaml").write_text("budget: {tokens: 2000, batch_tokens: 20}\n")
+        write_cell_file(tmp_path, f"tiny_{arm}")
     grid.write_text("groups: {tiny: {cells: [tiny_dar_full, tiny_residual, tiny_hc2], seeds: [0, 1]}}\n")
     write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
     write_loss(runs, "residual", 1, [5.0, 4.0, 3.0, 2.2])
@@ -274,3 +288,77 @@ def test_a_grid_file_lists_what_is_still_missing_and_leaves_out_what_it_does_not
     assert [row["seeds_missing"] for row in rows.values()] == ["", "0", "0 1"]
     assert float(rows["tiny_hc2"]["delta_percent"]) == pytest.approx(-50.0)
     assert "| dar_full | 0 of 2 | — |" in (out / "table.md").read_text()
+
+
+def test_a_loss_that_is_not_of_the_last_step_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = {part: values[:-1] for part, values in make_summary("tiny", "residual", 0)["curve"]["val"].items()}
+    file = write_run(tmp_path / "runs", make_summary("tiny", "residual", 0, curve__val=short, val_loss_final=3.0))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert (
+        f"{file}: was validated last at step 50 of 100: its loss is not that of its budget" in capsys.readouterr().err
+    )
+    never = {part: [] for part in short}
+    file.write_text(json.dumps(make_summary("tiny", "residual", 0, curve__val=never)))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert "was validated last at step 0 of 100" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_differ_in_any_field_of_their_identity_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arm, sequences in (("residual", 16), ("dar_full", 8)):
+        identity = {"data.val_sequences": sequences, "pathway.x": arm, "seed_everything": 0, "model.class_path": arm}
+        write_run(tmp_path / "runs", make_summary("tiny", arm, 0, schema_version=2, identity=identity, devices=1))
+    assert _run(tmp_path / "runs", tmp_path / "out") == 2
+    assert "size tiny: validation sequences differs: 16 in " in capsys.readouterr().err
+
+
+def test_the_page_is_beside_the_runs_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, committed = tmp_path / "runs", tmp_path / "results"
+    write_loss(tmp_path / "others", "hc2", 0, [5.0, 4.0, 3.0, 2.0])
+    assert _run(tmp_path / "others", committed) == 0
+    before = {file: file.read_bytes() for file in committed.rglob("*") if file.is_file()}
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    monkeypatch.chdir(tmp_path)
+    assert main(["results", "runs", "--figures", "none"]) == 0
+    assert list(_rows(runs / "results")) == ["tiny_residual"]
+    assert {file: file.read_bytes() for file in committed.rglob("*") if file.is_file()} == before
+    assert main(["results", "runs", "--figures", "none"]) == 0, "a second time: the page is no run"
+
+
+@pytest.mark.parametrize("other", ["row", "run", "page"])
+def test_a_page_of_other_runs_is_only_replaced_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    if other == "page":
+        out.mkdir()
+        (out / "README.md").write_text("# My project\n")
+        said = "was not written by darlit results"
+    else:
+        arm, said = ("hc2", "a row of tiny_hc2 seed 0") if other == "row" else ("residual", "another run of tiny_resid")
+        write_loss(tmp_path / "others", arm, 0, [5.0, 4.0, 3.0, 2.5])
+        assert _run(tmp_path / "others", out) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert _run(runs, out) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.endswith("write elsewhere with --out FOLDER, or replace it with --overwrite\n")
+    assert error.count("\n") == 1
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert _run(runs, out, "--overwrite") == 0
+    assert list(_rows(out)) == ["tiny_residual"]
+
+
+def test_a_page_grows_with_its_runs(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0])
+    assert _run(runs, out) == 0
+    shutil.rmtree(runs / "tiny_residual")
+    write_loss(runs, "residual", 0, [5.0, 4.0, 3.0, 2.0], tokens_per_second=1.0)  # the same bits at another speed
+    write_loss(runs, "dar_full", 0, [5.0, 4.0, 3.0, 1.9])
+    assert _run(runs, out) == 0
+    assert list(_rows(out)) == ["tiny_residual", "tiny_dar_full"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import yaml
 
 from darlit.__main__ import main
 from darlit.errors import DarlitError
+from darlit.grid.cells import read_grid
 from darlit.grid.slurm import ClusterOptions
+from darlit.grid.unchanged import asked
 
 REPOSITORY = Path(__file__).parents[2]
 DEMO = REPOSITORY / "experiments" / "grids" / "demo.yaml"
@@ -123,7 +126,8 @@ def test_only_what_is_not_done_is_submitted(tmp_path: Path, capsys: pytest.Captu
     for arm in ("residual", "dar_full"):
         folder = tmp_path / f"tiny_{arm}" / "seed_0"
         folder.mkdir(parents=True)
-        (folder / "summary.json").write_text("{}")
+        cell = next(cell for cell in read_grid(DEMO).cells if cell.arm == arm)
+        (folder / "summary.json").write_text(json.dumps({"identity": asked(cell, seed=0), "devices": 1}))
         out = _script(capsys, f"--runs_dir={tmp_path}")
         if arm == "residual":
             assert _directives(out)["array"] == "1"

@@ -12,8 +12,8 @@ import yaml
 
 from darlit.grid.cells import Task, read_grid
 from darlit.grid.status import last_line, read_state, status_table
-from darlit.grid.worker import lock
-from grid.fakes import make_summary, write_run
+from darlit.run import WORKER_LOCK, RunFolder, hold
+from grid.fakes import make_summary, write_cell_file, write_run
 
 PROGRESS = {
     "step": 120, "max_steps": 500, "tokens": 245760, "loss": 2.5, "tokens_per_second": 1234.0, "seconds_left": 3725.0,
@@ -23,14 +23,14 @@ PROGRESS = {
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    (tmp_path / "tiny_residual.yaml").write_text("budget: {tokens: 1, batch_tokens: 1}\n")
+    write_cell_file(tmp_path, "tiny_residual")
     grid = tmp_path / "grid.yaml"
     grid.write_text(yaml.safe_dump({"groups": {"tiny": {"cells": ["tiny_residual"], "seeds": [0]}}}))
     return read_grid(grid).tasks[0]
 
 
 def _folder(task: Task, tmp_path: Path, *events: dict[str, Any], log: str = "", **progress: Any) -> Path:
-    folder = task.folder(tmp_path / "runs")
+    folder = task.folder(tmp_path / "runs").path
     folder.mkdir(parents=True)
     (folder / "attempts.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if progress:
@@ -69,24 +69,24 @@ def test_a_summary_that_cannot_be_read_is_a_failure(task: Task, tmp_path: Path) 
 
 
 def test_running_with_progress_and_time_left(task: Task, tmp_path: Path) -> None:
-    with lock(_folder(task, tmp_path, START, updated=time.time())):
+    with hold(RunFolder(_folder(task, tmp_path, START, updated=time.time())), WORKER_LOCK):
         assert _state(task, tmp_path, queue="running in Slurm") == (
             "running", "at step 120 of 500, loss 2.500, 1,234 tokens/s, 1 h 2 min left",
         )  # fmt: skip
 
 
 def test_running_before_the_first_step(task: Task, tmp_path: Path) -> None:
-    with lock(_folder(task, tmp_path, START)):
+    with hold(RunFolder(_folder(task, tmp_path, START))):
         assert _state(task, tmp_path) == ("running", "starting")
 
 
-def test_a_fit_by_hand_runs_while_its_progress_is_fresh(task: Task, tmp_path: Path) -> None:
+def test_a_fit_by_hand_runs_while_it_holds_the_lock(task: Task, tmp_path: Path) -> None:
+    with hold(RunFolder(_folder(task, tmp_path, updated=time.time() - 3600))):
+        assert _state(task, tmp_path)[0] == "running"
+
+
+def test_a_fit_by_hand_has_stopped_however_fresh_its_progress_is(task: Task, tmp_path: Path) -> None:
     _folder(task, tmp_path, updated=time.time())
-    assert _state(task, tmp_path)[0] == "running"
-
-
-def test_a_fit_by_hand_has_stopped_when_its_progress_is_old(task: Task, tmp_path: Path) -> None:
-    _folder(task, tmp_path, updated=time.time() - 3600)
     assert _state(task, tmp_path) == ("stopped", "at step 120 of 500")
 
 
@@ -125,4 +125,4 @@ def test_the_last_line_of_an_empty_or_missing_log(tmp_path: Path) -> None:
 
 def test_the_table_counts_every_kind(task: Task, tmp_path: Path) -> None:
     _, counts = status_table(read_grid(tmp_path / "grid.yaml"), tmp_path / "runs", {})
-    assert counts == {"done": 0, "running": 0, "queued": 0, "stopped": 0, "failed": 0, "missing": 1}
+    assert counts == {"done": 0, "running": 0, "queued": 0, "stopped": 0, "failed": 0, "changed": 0, "missing": 1}

@@ -19,7 +19,10 @@ from darlit.__main__ import main
 from darlit.grid import local
 from darlit.grid.cells import read_grid
 from darlit.grid.local import make_slots
-from darlit.grid.worker import DONE, INTERRUPTED, LockedError, Stopper, attempts, is_locked, lock, work
+from darlit.grid.status import read_state
+from darlit.grid.unchanged import asked
+from darlit.grid.worker import Stopper, work
+from darlit.run import DONE, INTERRUPTED, LOCKED, LockedError, RunFolder, hold
 from grid.runs_on_disk import assert_events_are_monotone, comparable
 
 
@@ -62,7 +65,8 @@ def test_half_a_grid_is_balanced_and_kept_runs_are_done(
 
     order.clear()
     (tmp_path / "kept" / "micro_dar_full").mkdir(parents=True)
-    (tmp_path / "kept" / "micro_dar_full" / "seed_3.json").write_text("{}")
+    kept = {"identity": asked(read_grid(grid).cells[1], seed=3), "devices": 1}
+    (tmp_path / "kept" / "micro_dar_full" / "seed_3.json").write_text(json.dumps(kept))
     call = ["grid", "run", str(grid), f"--runs_dir={tmp_path / 'runs'}", f"--kept={tmp_path / 'kept'}"]
     assert main(call) == 0
     assert order == [("residual", 3), ("residual", 1), ("dar_full", 1)]
@@ -79,7 +83,7 @@ def test_a_grid_is_worked_once_and_becomes_a_table(
     assert first.stdout.startswith("pair: 0 of 2 runs are done\n")
     folders = [runs / "micro_residual" / "seed_0", runs / "micro_dar_full" / "seed_0"]
     for folder in folders:
-        assert [event["event"] for event in attempts(folder)] == ["start", "end"]
+        assert [event["event"] for event in RunFolder(folder).attempts()] == ["start", "end"]
         assert b"step 20/20" in (folder / "log.txt").read_bytes()
         assert json.loads((folder / "summary.json").read_text())["curve"]["train"]["step"][0] == 2
     assert "2 done" in _state(grid, runs, capsys)
@@ -137,27 +141,30 @@ def test_two_processes_never_work_the_same_run(tmp_path: Path, data_folder: Path
     write_cell(tmp_path, data_folder, "residual")
     task = read_grid(_grid(tmp_path, "micro_residual")).tasks[0]
     folder = task.folder(tmp_path / "runs")
-    folder.mkdir(parents=True)
-    assert not is_locked(folder)
-    with lock(folder):
-        assert is_locked(folder)
-        with pytest.raises(LockedError, match="another process works this run"):
-            work(task, tmp_path / "runs", Stopper())
-    assert not is_locked(folder)
-    assert attempts(folder) == []
+    with hold(folder), pytest.raises(LockedError, match=f"is written by pid {os.getpid()} on "):
+        work(task, tmp_path / "runs", Stopper())
+    assert not folder.path.exists(), "whoever comes too late leaves nothing"
 
 
-def test_a_lock_lives_as_long_as_any_process_that_inherited_it(tmp_path: Path) -> None:
-    with lock(tmp_path) as held:
-        sleeper = subprocess.Popen(["sleep", "60"], pass_fds=(held.fileno(),))
-    assert is_locked(tmp_path)
-    sleeper.kill()
-    sleeper.wait()
-    assert not is_locked(tmp_path)
+def test_two_workers_of_one_run_leave_one_record(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second worker believes the folder to be free: its fit is turned away, and the status says so."""
+    write_cell(tmp_path, data_folder, "residual")
+    task = read_grid(_grid(tmp_path, "micro_residual")).tasks[0]
+    folder = task.folder(tmp_path / "runs")
+    monkeypatch.setattr("darlit.grid.worker.holder", lambda *_: None)
+    with hold(folder), pytest.raises(LockedError):
+        work(task, tmp_path / "runs", Stopper())
+    assert [event.get("status") for event in folder.attempts()] == [None, LOCKED]
+    assert f"is written by pid {os.getpid()} on " in folder.log.read_text()
+    assert not folder.record.exists()
+    assert read_state(task, tmp_path / "runs", {}).kind == "missing", "the attempt that came too late does not count"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to cores")
 def test_slots_divide_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 8, 9, 10})
     slots = make_slots(2, None, gpus=2)
     assert [slot.cores for slot in slots] == [(2, 3), (8, 9)]
@@ -166,6 +173,68 @@ def test_slots_divide_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     crowded = make_slots(4, 2, gpus=0)
     assert {slot.cores for slot in crowded} == {()}, "too few cores for all: none is pinned"
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus", "children"),
+    [
+        ("2,3", 2, ["2", "3", "2"]),
+        ("GPU-8932f937-d72c,GPU-1f2e", 2, ["GPU-8932f937-d72c", "GPU-1f2e", "GPU-8932f937-d72c"]),
+        ("MIG-GPU-8932f937/1/0, MIG-4c1e", 2, ["MIG-GPU-8932f937/1/0", "MIG-4c1e", "MIG-GPU-8932f937/1/0"]),
+        ("5,3,1", 2, ["5", "3", "5"]),
+    ],
+)
+def test_children_get_the_visible_gpus(
+    monkeypatch: pytest.MonkeyPatch, listed: str, gpus: int, children: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    slots = make_slots(3, 1, gpus)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == children
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible"), [(None, 1), ("", 0), ("-1", 0), ("2,3", 2), ("0,-1,1", 1), ("NoDevFiles", 0)]
+)
+def test_more_gpus_than_visible_are_one_line(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    listed: str | None, visible: int,
+) -> None:  # fmt: skip
+    if listed is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    write_cell(tmp_path, data_folder, "residual")
+    grid = str(_grid(tmp_path, "micro_residual"))
+    for one in ([], ["--index=0"]):
+        assert main(["grid", "run", grid, f"--runs_dir={tmp_path / 'runs'}", f"--gpus={visible + 1}", *one]) == 2
+        error = capsys.readouterr().err
+        assert f"--gpus {visible + 1} is not allowed: " in error
+        assert f" has {visible};" in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("gpus", "child"), [([], "2,GPU-1f2e"), (["--gpus=1"], "2")])
+def test_one_run_of_a_grid_keeps_its_gpus(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], child: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-1f2e")
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr("darlit.grid.worker._start", lambda _, variables, *__: seen.append(variables) or _Ended())
+    write_cell(tmp_path, data_folder, "residual")
+    main(["grid", "run", str(_grid(tmp_path, "micro_residual")), f"--runs_dir={tmp_path / 'runs'}", "--index=0", *gpus])
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in seen] == [child]
+
+
+class _Ended:
+    """A process that has ended."""
+
+    def poll(self) -> int:
+        return 1
+
+    def wait(self) -> int:
+        return 1
 
 
 def test_an_index_outside_the_grid_is_named(

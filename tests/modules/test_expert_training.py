@@ -86,12 +86,9 @@ def test_each_auxiliary_loss_pulls_at_the_router(name: str) -> None:
 
 def test_the_optimiser_sees_the_weighted_sum_and_the_curve_the_cross_entropy() -> None:
     model = module()
-    logged: dict[str, Any] = {}
-    model.log = lambda name, value, **_: logged.update({name: float(value)})  # type: ignore[method-assign]
     outputs = model.training_step(batch(), 0)
-    assert float(outputs["cross_entropy"]) == logged["train/loss"]
-    wanted = logged["train/loss"] + 0.5 * logged["train/load_balancing_loss"] + 0.1 * logged["train/router_z_loss"]
-    assert float(outputs["loss"].detach()) == pytest.approx(wanted, rel=1e-6)
+    wanted = outputs["cross_entropy"] + 0.5 * outputs["load_balancing"] + 0.1 * outputs["router_z"]
+    assert float(outputs["loss"].detach()) == pytest.approx(float(wanted), rel=1e-6)
     assert outputs["tokens_per_expert"].sum().item() == 2 * 4 * 8 * 2
 
 

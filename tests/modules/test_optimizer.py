@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from darlit.errors import DarlitError
@@ -34,10 +36,10 @@ def test_cosine_warms_up_peaks_and_ends_at_its_floor() -> None:
     factor = schedule_factor(OptimizerConfig(warmup_fraction=0.1, final_fraction=0.1), total_steps=100)
     assert factor(0) == pytest.approx(0.1)
     assert factor(9) == pytest.approx(1.0)
-    assert factor(10) == pytest.approx(1.0)
-    assert factor(55) == pytest.approx(0.55)
-    assert factor(100) == pytest.approx(0.1)
-    assert all(factor(step) >= factor(step + 1) for step in range(10, 100))
+    assert factor(10) == pytest.approx(1.0, abs=1e-3)
+    assert factor(54) == pytest.approx(0.55)
+    assert factor(99) == pytest.approx(0.1)
+    assert all(factor(step) >= factor(step + 1) for step in range(9, 100))
 
 
 def test_warmup_stable_decay_stays_flat_then_falls_linearly() -> None:
@@ -45,9 +47,22 @@ def test_warmup_stable_decay_stays_flat_then_falls_linearly() -> None:
         schedule="warmup_stable_decay", warmup_fraction=0.1, decay_fraction=0.2, final_fraction=0.0
     )
     factor = schedule_factor(config, total_steps=100)
-    assert [factor(step) for step in (10, 50, 80)] == pytest.approx([1.0, 1.0, 1.0])
-    assert factor(90) == pytest.approx(0.5)
-    assert factor(100) == pytest.approx(0.0)
+    assert [factor(step) for step in (10, 50, 79)] == pytest.approx([1.0, 1.0, 1.0])
+    assert factor(80) < 1.0
+    assert factor(89) == pytest.approx(0.5)
+    assert factor(99) == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "warmup_stable_decay"])
+@pytest.mark.parametrize("steps", [2, 3, 20, 100, 6198])
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_the_last_step_has_exactly_the_final_fraction(schedule: Any, steps: int, final: float) -> None:
+    """Also under torch's scheduler, which asks for the rate of one step more."""
+    factor = schedule_factor(OptimizerConfig(schedule=schedule, final_fraction=final), steps)
+    assert factor(steps - 1) == factor(steps) == final
+    assert max(factor(step) for step in range(steps)) == 1.0
+    if final < 1:
+        assert factor(steps - 2) > final
 
 
 @pytest.mark.parametrize(

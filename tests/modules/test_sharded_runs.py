@@ -19,9 +19,10 @@ from cells import INTERRUPTED, fit, run_folder, summary, write_cell
 from darlit import cli as darlit_cli
 from darlit import sharded_checkpoint
 from darlit.__main__ import main as darlit
+from darlit.checkpoint_io import read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.exported import read_export
-from darlit.modules.loading import load, read_checkpoint
+from darlit.modules.loading import load
 from modules.test_sharding import assert_close, run_ranks
 
 STRATEGY = "darlit.modules.sharding.ShardedStrategy"
@@ -74,6 +75,7 @@ def runs(cell: Path) -> Path:
         interrupted(cell, 2, "resumed"),
         resumed(cell, 2, "resumed"),
         {"arguments": validate},
+        {"arguments": ["predict", *validate[1:]]},
         fit_job(cell, 2, "spoilt", spoil=3, status=2),
     ]
     run_ranks(2, "sharded_fits.py", json.dumps(jobs))
@@ -129,6 +131,11 @@ def test_every_verb_takes_a_sharded_run(runs: Path, cell: Path, tmp_path: Path, 
     assert darlit(["validate", *plain]) == 0
     printed = capsys.readouterr().out
     assert f"{summary(run)['val_loss_final']:.4f}"[:5] in printed
+    # Of 16 sequences in batches of 2 x 6, the second rank has none in the second batch.
+    sharded = torch.load(run / "predictions.pt", weights_only=True)
+    assert darlit(["predict", *plain]) == 0
+    torch.testing.assert_close(sharded, torch.load(run / "predictions.pt", weights_only=True))
+    assert sharded.shape == (16, 32)
 
 
 def read_whole(run: Path) -> dict[str, torch.Tensor]:

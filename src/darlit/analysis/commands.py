@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from darlit.analysis.questions import Question
     from darlit.analysis.tokens import TokenBatches
     from darlit.modules.loading import SavedModel
+    from darlit.settings import class_of
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +30,8 @@ def main(argv: list[str]) -> int:
     from darlit.device import choose_device
     from darlit.modules.loading import load
 
+    if arguments.class_path:
+        class_of(arguments.class_path)  # its pathway is known from here on
     device = choose_device(arguments.device)
     models = named([load(path) for path in arguments.models])
     for saved in models.values():
@@ -52,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="darlit analyze",
         description="Look inside trained models: one JSON file and one side-by-side picture a question.",
     )
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=8192, help="at least so many tokens (default: 8192)")
     parser.add_argument("--batch-size", type=int, default=16, help="sequences at a time (default: 16)")
     parser.add_argument("--sequence-length", type=int, help="tokens of a sequence (default: the model's)")
+    parser.add_argument("--class-path", help="my_module.MyLM of a model without its run folder (default: the run's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     parser.add_argument("--streams", type=int, nargs=2, metavar="J", help="cka: which two (default: 0 1)")
     parser.add_argument("--memory", type=float, default=4.0, metavar="GIB", help="cka: for its sums (default: 4)")
@@ -133,6 +138,8 @@ def _askable(questions: Sequence[Question], models: Mapping[str, SavedModel], sk
                 print(f"{name}: no {question.title}: {error}", file=sys.stderr)
             else:
                 askable.setdefault(question, []).append(name)
+    if not askable:
+        raise DarlitError("no analysis makes sense of these models; the lines above say why")
     return askable
 
 

@@ -17,7 +17,7 @@ from darlit.probes import pictures
 from darlit.probes.cka import CkaMap, cka_map, passes
 from darlit.probes.depth import DepthProfile, Gate, Read, depth_profile
 from darlit.probes.rescue import Corruption, RescueCurve, Span, check_streams, rescue_curve
-from darlit.probes.states import depths_and_streams
+from darlit.probes.states import depths_and_streams, pathway_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ class Cka(Question):
         number = depths_and_streams(transformer)[1]
         if self.streams is not None and max(self.streams) >= number:
             raise DarlitError(
-                f"--streams {self.streams[0]} {self.streams[1]}: {transformer.pathway.title} has {number}, "
+                f"--streams {self.streams[0]} {self.streams[1]}: {pathway_title(transformer)} has {number}, "
                 "numbered from 0"
             )
 
@@ -119,7 +119,7 @@ class Rescue(Question):
     span: Span = "at"
 
     def check(self, transformer: Transformer) -> None:
-        check_streams(transformer.pathway.title, depths_and_streams(transformer)[1])
+        check_streams(pathway_title(transformer), depths_and_streams(transformer)[1])
 
     def passes(self, transformer: Transformer) -> int:
         return len(self.corruptions)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darlit.data.loader import TokenDataset
-from darlit.data.order import BatchOrder
+from darlit.data.order import EvaluationOrder
 from darlit.data.tokenizers import InvalidTextError
 from darlit.errors import DarlitError
 from darlit.modules.loading import SavedModel
@@ -78,9 +78,9 @@ class TokenRequest:
                 f"{source['where']} has {available} sequences of {length} tokens, --tokens {self.tokens} with "
                 f"--batch-size {self.batch_size} needs {batches * self.batch_size}; lower them or give more text"
             )
-        order = BatchOrder(available, self.batch_size, take=batches * self.batch_size)
+        order = EvaluationOrder(available, self.batch_size, take=batches * self.batch_size)
         record = {**source, "sequence_length": length, "batch_size": self.batch_size}
-        return TokenBatches(read, order.epoch(0).tolist(), device, record)
+        return TokenBatches(read, [blocks.tolist() for blocks in order.epoch()], device, record)
 
     def _validation(self, saved: SavedModel, length: int) -> tuple[Callable[[list[int]], Tensor], int, dict[str, Any]]:
         manifest = saved.manifest(self.data)

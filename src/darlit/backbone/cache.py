@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a model has seen, so that one more token costs one token.
+"""Keys, values and documents of the tokens that a model has seen, so that one more token costs one token.
 
 A pathway needs no cache: its depth history belongs to one token, and every new token starts its own.
 
@@ -7,9 +7,11 @@ Shapes: B sequence, H head, T token, E = D / H.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from darlit.backbone.config import BackboneConfig
+from darlit.backbone.document_mask import document_numbers
 
 
 class LayerCache:
@@ -40,8 +42,15 @@ class KeyValueCache:
     def __init__(self, config: BackboneConfig, batch_size: int, like: Tensor) -> None:
         shape = (batch_size, config.num_heads, config.sequence_length, config.head_width)
         self.layers = [LayerCache(like.new_empty(shape), like.new_empty(shape)) for _ in range(config.num_layers)]
+        self._tokens_BT = torch.empty(batch_size, config.sequence_length, dtype=torch.long, device=like.device)
 
     @property
     def length(self) -> int:
         """Tokens seen so far."""
         return self.layers[0].length
+
+    def documents(self, tokens_BT: Tensor, separator: int) -> Tensor:
+        """Number the documents of all tokens so far, int64 ``[B, S]``: those that the layers hold, then these."""
+        end = self.length + tokens_BT.shape[1]
+        self._tokens_BT[:, self.length : end] = tokens_BT
+        return document_numbers(self._tokens_BT[:, :end], separator)

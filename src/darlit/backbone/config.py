@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from darlit.errors import DarlitError
+from darlit.fields import check_fields, check_option
 
 RUNTIME_FIELDS = ("implementation", "experts", "checkpoint_layers", "loss_chunk_tokens")
 """What changes speed and memory only: a checkpoint loads whatever these are."""
@@ -16,7 +17,7 @@ class BackboneConfig:
     """A decoder-only Transformer: RMSNorm, RoPE, QK-norm, SwiGLU, no biases.
 
     Args:
-        vocab_size: rows of the embedding; token ids must be below it.
+        vocab_size: rows of the embedding; token ids must be below it. None: those of the data, where there are data.
         num_layers: L; each layer is an attention branch and a feed-forward branch.
         width: D, channels of the residual stream.
         num_heads: attention heads; width must be a multiple.
@@ -40,7 +41,7 @@ class BackboneConfig:
         checkpoint_layers: recompute each layer in the backward pass instead of keeping its activations.
     """
 
-    vocab_size: int = 257
+    vocab_size: int | None = None
     num_layers: int = 4
     width: int = 128
     num_heads: int = 4
@@ -62,13 +63,19 @@ class BackboneConfig:
     checkpoint_layers: bool = False
 
     def __post_init__(self) -> None:
-        positive = ("vocab_size", "num_layers", "width", "num_heads", "ffn_width", "sequence_length")
+        check_fields(self, "backbone.")
+        check_option("backbone.vocab_size", self.vocab_size, self.rows > 0, "above 0, or null")
+        positive = ("num_layers", "width", "num_heads", "ffn_width", "sequence_length")
         for name in (*positive, "loss_chunk_tokens", "norm_eps", "rope_base", "init_std"):
-            if not getattr(self, name) > 0:
-                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be above 0")
+            value = getattr(self, name)
+            check_option(f"backbone.{name}", value, value > 0, "above 0")
+        check_option("backbone.norm_eps", self.norm_eps, self.norm_eps < 1, "above 0 and below 1")
         for name in ("num_experts", "load_balancing_weight", "router_z_weight"):
-            if not getattr(self, name) >= 0:
-                raise DarlitError(f"backbone.{name}={getattr(self, name)} is not allowed; it must be at least 0")
+            value = getattr(self, name)
+            check_option(f"backbone.{name}", value, value >= 0, "at least 0")
+        separator = self.document_separator
+        in_vocabulary = separator is None or 0 <= separator < self.rows
+        check_option("backbone.document_separator", separator, in_vocabulary, "a token id below vocab_size, or null")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise DarlitError(
                 f"backbone.experts_per_token={self.experts_per_token} is not allowed; it must be between 1 and "
@@ -84,6 +91,11 @@ class BackboneConfig:
                 f"backbone.width={self.width} with backbone.num_heads={self.num_heads} gives heads of "
                 f"{self.head_width} channels; RoPE needs an even number"
             )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding and of the head; bytes and their separator where nothing else is known."""
+        return 257 if self.vocab_size is None else self.vocab_size
 
     @property
     def head_width(self) -> int:

@@ -34,7 +34,7 @@ def training_flops_per_token(model: Transformer) -> float:
     """
     config = model.config
     matrices = sum(module.weight.numel() for module in model.layers.modules() if isinstance(module, nn.Linear))
-    head = config.vocab_size * config.width
+    head = config.rows * config.width
     attention = 6 * config.num_layers * config.sequence_length * config.width
     return 6.0 * (matrices + _active_expert_weights(model) + head) + attention
 

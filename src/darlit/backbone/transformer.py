@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from darlit.backbone.attention import Attention
 from darlit.backbone.cache import KeyValueCache, LayerCache
+from darlit.backbone.compiled import keep_names
 from darlit.backbone.config import BackboneConfig
-from darlit.backbone.document_mask import document_mask
+from darlit.backbone.document_mask import causal_mask, document_mask, document_numbers
 from darlit.backbone.experts import Experts, Routing, mean_routing
 from darlit.backbone.feed_forward import build_feed_forward
 from darlit.backbone.initialise import whole
@@ -72,13 +73,14 @@ class Transformer(nn.Module):
                 f"{config.num_branches} of {config.width}: build the pathway with the backbone's numbers"
             )
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.embedding = nn.Embedding(config.rows, config.width)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.rows, bias=False)
         self.pathway = pathway
         self.register_buffer("rope", torch.empty(2, config.sequence_length, config.head_width // 2), persistent=False)
         self.reset_parameters()
+        keep_names(self)
 
     def reset_parameters(self) -> None:
         """Draw all initial values: normal(0, init_std), branch outputs by 1/sqrt(2 L) smaller, gains one."""
@@ -114,7 +116,7 @@ class Transformer(nn.Module):
         Args:
             tokens_BT: token ids; with a cache those that follow the tokens it holds.
             probe: sees the pass from inside.
-            cache: decoding one document without gradients; it holds these tokens too afterwards.
+            cache: for decoding without gradients; it holds these tokens too afterwards.
 
         Raises:
             ValueError: more tokens than ``sequence_length``.
@@ -132,7 +134,7 @@ class Transformer(nn.Module):
                 "shorten it or build the model for longer ones"
             )
         rope = self.rope[:, start:length]
-        visible = self._visible(tokens_BT, start)
+        visible = self._visible(tokens_BT, cache)
         recompute = self.config.checkpoint_layers and torch.is_grad_enabled()
         state = self.pathway.start(self.embedding(tokens_BT), probe)
         routings = []
@@ -146,13 +148,16 @@ class Transformer(nn.Module):
                 routings.append(routing)
         return self.final_norm(state.finish()), routings
 
-    def _visible(self, tokens_BT: Tensor, start: int) -> Tensor | None:
+    def _visible(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor | None:
         """What attention may see where that is not simply everything before; see `Attention`."""
-        if start > 0:
-            new = tokens_BT.shape[1]
-            return torch.ones(new, start + new, dtype=torch.bool, device=tokens_BT.device).tril(start)
         separator = self.config.document_separator
-        return None if separator is None else document_mask(tokens_BT, separator)
+        start = 0 if cache is None else cache.length
+        if separator is not None:
+            documents = (
+                document_numbers(tokens_BT, separator) if cache is None else cache.documents(tokens_BT, separator)
+            )
+            return document_mask(documents, start)
+        return causal_mask(start + tokens_BT.shape[1], start, tokens_BT.device) if start else None
 
     def forward(self, tokens_BT: Tensor, probe: Probe | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, T, V]``; arguments as in `hidden`."""

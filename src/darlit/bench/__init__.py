@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from darlit.arguments import Parser
+from darlit.atomic import write_text
 from darlit.errors import DarlitError
 
 SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu", "moe7b")
@@ -25,7 +27,7 @@ def main(arguments: list[str]) -> int:
     baseline = _read_baseline(options.baseline)
     import torch
 
-    from darlit.bench.arms import Shape
+    from darlit.bench.arms import ARMS, Shape, fitting
     from darlit.bench.measure import keep_freed_memory
     from darlit.bench.report import table
     from darlit.bench.suites import SUITES as RUN
@@ -37,6 +39,8 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(options.threads)
     shape = Shape(options.tokens, options.width, options.layers, options.dtype, options.device, options.clock)
     results: dict[str, Any] = {"machine": _machine(), "shape": vars(shape), "rounds": options.rounds, "suites": {}}
+    for arm in sorted(set(ARMS) - set(fitting(shape))):
+        print(f"{arm} is not measured: its blocks have more than --layers {shape.layers} layers")
     if {"path", "gpu"} & set(options.suites):
         from darlit.bench.peers import skipped
 
@@ -57,8 +61,7 @@ def main(arguments: list[str]) -> int:
         results["suites"][suite] = rows
         print(table(suite, rows), flush=True)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_text(options.json, json.dumps(results, indent=1) + "\n")
     worse = [] if baseline is None else compare(baseline, results)
     for line in worse:
         print(f"worse than the baseline: {line}")
@@ -95,7 +98,7 @@ def compare(baseline: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="darlit bench", description=__doc__)
+    parser = Parser(prog="darlit bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)}; none: path")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--width", type=int, default=512)
@@ -125,7 +128,7 @@ def _read_baseline(path: Path | None) -> dict[str, Any] | None:
         return None
     if not path.exists():
         raise DarlitError(f"no baseline at {path}; make one with darlit bench ... --json {path}")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _machine() -> dict[str, Any]:

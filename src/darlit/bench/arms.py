@@ -44,6 +44,11 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def fitting(shape: Shape) -> list[str]:
+    """The arms that this many layers have room for: a block is not deeper than the model."""
+    return [arm for arm, (_, options) in ARMS.items() if options.get("block_size", 0) <= shape.layers]
+
+
 def build(arm: str, shape: Shape, implementation: str = "auto") -> pathways.Pathway:
     name, options = ARMS[arm]
     pathway = pathways.build(

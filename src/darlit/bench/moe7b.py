@@ -64,7 +64,7 @@ def moe7b(rounds: int, config: BackboneConfig = MOE7B, device: str = "cuda") -> 
 def _row(arm: str, config: BackboneConfig, device: str, rounds: int) -> dict[str, Any]:
     model = _model(arm, config, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4, fused=True)
-    tokens_BT = torch.randint(config.vocab_size, (SEQUENCES, config.sequence_length + 1), device=device)
+    tokens_BT = torch.randint(config.rows, (SEQUENCES, config.sequence_length + 1), device=device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
-from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors, path_work
+from darlit.bench.arms import ARMS, PathWork, Shape, build, fitting, moved_tensors, path_work
 from darlit.bench.dense import Dense
 from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
 from darlit.bench.recompute import recompute
@@ -28,8 +28,10 @@ BASELINE = "residual"
 
 def path(shape: Shape, rounds: int) -> Rows:
     """The pathway alone, forward and backward, over its byte floor and beside the naive version and peers."""
-    works: dict[str, Any] = {arm: path_work(arm, shape) for arm in ARMS}
+    works: dict[str, Any] = {arm: path_work(arm, shape) for arm in fitting(shape)}
     for arm in ("attnres_full", "dar_full", "dar_block4"):
+        if arm not in works:
+            continue
         works[f"{arm} (reference)"] = path_work(arm, shape, "reference")
     works["dar_full (naive)"] = PathWork(Dense(build("dar_full", shape)), shape)
     for name, module in peers.installed(shape).items():
@@ -76,7 +78,7 @@ def growth(shape: Shape, rounds: int) -> Rows:
 def step(shape: Shape, rounds: int) -> Rows:
     """A whole training step of the shared backbone, AdamW included; ratio is tokens/s relative to residual."""
     device = torch.device(shape.device)
-    works = {arm: TrainingStep(arm, shape) for arm in ARMS}
+    works = {arm: TrainingStep(arm, shape) for arm in fitting(shape)}
     seconds = interleaved(dict(works), rounds, device, shape.clock)
     rows = []
     for name, times in seconds.items():
@@ -90,7 +92,7 @@ def memory(shape: Shape, rounds: int) -> Rows:
     """Peak bytes of live tensors in a step, and what autograd keeps; counted, so one pass each is exact."""
     del rounds
     rows: Rows = []
-    for arm in ARMS:
+    for arm in fitting(shape):
         work = TrainingStep(arm, shape)
         work()
         with PeakMemory(work.held) as peak:
@@ -171,7 +173,7 @@ class TrainingStep:
         self.model = Transformer(self.config, build(arm, shape, implementation)).to(shape.device)
         self.autocast = shape.dtype != "float32"
         self.dtype = getattr(torch, shape.dtype)
-        self.tokens = torch.randint(self.config.vocab_size, (shape.tokens // length, length), device=shape.device)
+        self.tokens = torch.randint(self.config.rows, (shape.tokens // length, length), device=shape.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def loss(self) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from darlit.callbacks.meters import Meters
+
 
 class ExpertLoad(pl.Callback):
     """Counts the assignments of each optimiser step over all micro-batches and ranks; idle without experts.
@@ -17,7 +19,8 @@ class ExpertLoad(pl.Callback):
     ones (1 at best), and the share of assignments that no expert computed (dropless experts: 0).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meters: Meters) -> None:
+        self.meters = meters
         self._counts_LE: Tensor | None = None
         self._assigned = 0
 
@@ -30,7 +33,7 @@ class ExpertLoad(pl.Callback):
         module: Any = pl_module
         self._counts_LE = counts_LE if self._counts_LE is None else self._counts_LE + counts_LE
         self._assigned += batch[:, 1:].numel() * module.backbone.experts_per_token
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if not self.meters.step_complete:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:
             counts_LE = trainer.strategy.reduce(self._counts_LE.double(), reduce_op="sum")

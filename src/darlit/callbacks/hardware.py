@@ -7,6 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,29 @@ def hardware() -> dict[str, Any]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory ever held: allocated on the GPU, or resident in this process on a CPU."""
+    """Most memory held since `reset_peak_memory`: allocated on the GPU, or resident in this process on a CPU.
+
+    On a CPU it is this process alone: loader workers and other ranks are not in it. Where there is no ``/proc``, it is
+    the peak since the process started.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    # Not ru_maxrss where it can be avoided: a process inherits that from the one that started it.
+    if (status := Path("/proc/self/status")).is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget the peak of what this process did before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif os.access("/proc/self/clear_refs", os.W_OK):
+        with suppress(OSError):  # a container may forbid it: then the peak is that of the whole process
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from darlit.errors import DarlitError
 from darlit.modules.gradients import all_finite, total_norm
 from darlit.pathways.contract import check_option
+from darlit.run import RunFolder
 
 
 class NonFiniteError(DarlitError):
@@ -54,7 +55,7 @@ class NonFiniteGuard(pl.Callback):
             pl_module.print(f"{message}; skipped ({self.skipped} of at most {self.limit})")
             optimizer.zero_grad(set_to_none=True)
             return
-        path = Path(trainer.default_root_dir) / "checkpoints" / "before_non_finite.ckpt"
+        path = RunFolder(Path(trainer.default_root_dir)).checkpoint("before_non_finite")
         trainer.save_checkpoint(path)
         raise NonFiniteError(
             f"{message}; training stopped before the step, the weights until then are in {path}. "

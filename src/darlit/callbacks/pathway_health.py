@@ -62,7 +62,7 @@ class PathwayHealth(pl.Callback):
         probe = HealthProbe()
         module: Any = pl_module
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            module.transformer.hidden(batch[:, :-1], probe)
+            module.transformer.hidden(module.inputs_and_targets(batch)[0], probe)
         self.latest = probe.means()
         if trainer.training or trainer.validating:
             pl_module.log_dict({f"pathway/{name}": value for name, value in self.latest.items()}, batch_size=1)

@@ -14,6 +14,7 @@ from darlit.pathways.contract import check_option
 from darlit.probes import pictures
 from darlit.probes.cka import cka_map
 from darlit.probes.depth import DepthProbe
+from darlit.probes.states import pathway_title, record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ class PathwayPictures(pl.Callback):
             return
         module: Any = pl_module
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            drawings = _drawings(module.transformer, batch[:, :-1])
+            drawings = _drawings(module.transformer, module.inputs_and_targets(batch)[0])
         if trainer.is_global_zero:
             self._log(trainer, drawings)
 
@@ -67,11 +68,13 @@ class PathwayPictures(pl.Callback):
 
 def _drawings(transformer: Any, tokens_BT: Tensor) -> dict[str, Callable[[], Figure]]:
     """What draws each picture that the pathway has something for."""
-    title, probe = transformer.pathway.title, DepthProbe()
+    title, probe = pathway_title(transformer), DepthProbe()
     transformer.hidden(tokens_BT, probe)
     profile = probe.profile(transformer.config.num_branches, tokens_BT.numel())
-    cka = cka_map(transformer, [tokens_BT])
-    drawings: dict[str, Callable[[], Figure]] = {"cka": lambda: pictures.draw_cka({title: cka})}
+    drawings: dict[str, Callable[[], Figure]] = {}
+    if record(transformer, tokens_BT[:1, :1]):  # a pathway need not show its states
+        cka = cka_map(transformer, [tokens_BT])
+        drawings["cka"] = lambda: pictures.draw_cka({title: cka})
     if profile.reads:
         drawings["depth_weights"] = lambda: pictures.draw_depth_weights({title: profile})
     if profile.gates:

@@ -1,4 +1,6 @@
-"""SIGTERM and SIGUSR1 end a run in a checkpoint at a step boundary; under Slurm, SIGUSR1 requeues this task only."""
+"""SIGTERM, SIGUSR1 and Ctrl-C end a run in a checkpoint at a step boundary; under Slurm, SIGUSR1 requeues this task
+only.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,24 @@ from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
 
+from darlit.callbacks.meters import Meters
 from darlit.errors import DarlitError
-
-INTERRUPTED = 75
-"""Exit status of a run that stopped early and can be continued with ``--ckpt_path last`` (EX_TEMPFAIL)."""
+from darlit.run import INTERRUPTED, RunFolder
 
 
-class Preemption(pl.Callback):
-    """Saves ``checkpoints/last.ckpt`` once the step under way is complete, then exits with status 75."""
+class Preemption(Checkpoint):
+    """Saves ``checkpoints/last.ckpt`` once the current step is complete and logged, then exits with status 75.
 
-    signals = (signal.SIGTERM, signal.SIGUSR1)
+    A second Ctrl-C does not wait for the step and saves nothing. A `Checkpoint` by type: Lightning then calls it after
+    those that it follows in the list, whose ``best.ckpt`` must not miss the validation that it exits from.
+    """
 
-    def __init__(self) -> None:
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self, meters: Meters) -> None:
+        self.meters = meters
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -36,12 +43,13 @@ class Preemption(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or not self._agreed(trainer):
+        if not self.meters.step_complete or not self._agreed(trainer):
             return
         loop: Any = trainer.fit_loop.epoch_loop
         if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             return  # the validation of this step comes first and saves
-        # Lightning counts this batch as completed only after this hook; the checkpoint must count it already.
+        # Lightning logs this step and counts this batch as completed only after this hook; both must precede the exit.
+        trainer._logger_connector.update_train_step_metrics()
         with _counted(loop):
             self._save_and_exit(trainer)
 
@@ -55,6 +63,11 @@ class Preemption(pl.Callback):
         self._previous = {}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self.received == signal.SIGINT:
+                raise KeyboardInterrupt
+            # os.write: a handler may interrupt a print, which is not reentrant.
+            os.write(2, b"\nCtrl-C: saving at the end of this step; once more stops at once, without saving\n")
         self.received = signal.Signals(number)
 
     def _agreed(self, trainer: pl.Trainer) -> bool:
@@ -63,12 +76,14 @@ class Preemption(pl.Callback):
         return trainer.strategy.reduce_boolean_decision(received, all=False) if trainer.world_size > 1 else received
 
     def _save_and_exit(self, trainer: pl.Trainer) -> None:
-        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        path = RunFolder(Path(trainer.default_root_dir)).checkpoint("last")
         trainer.save_checkpoint(path)
         name = self.received.name if self.received else "a signal to another rank"
         if trainer.is_global_zero:
             print(
-                f"{name}: saved step {trainer.global_step} to {path}; continue with --ckpt_path last", file=sys.stderr
+                f"{name}: saved step {trainer.global_step} to {path}; to continue, run the same command with "
+                "--ckpt_path last",
+                file=sys.stderr,
             )
             if self.received == signal.SIGUSR1 and "SLURM_JOB_ID" in os.environ:
                 requeue(subprocess.run)

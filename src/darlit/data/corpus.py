@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Literal
 
+from darlit.cache_folder import cache_folder
 from darlit.data.errors import DataError
+from darlit.data.options import Holdout
 from darlit.data.sources import Source
 
 LICENCE = "Python Software Foundation License Version 2 (PSF-2.0), https://docs.python.org/3/license.html"
-Holdout = Literal["validation", "screening"]
-"""What the default corpus holds out of training: the documents that results are reported on, or others, to choose
-settings on, with those of the first left out altogether."""
-
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 
@@ -36,14 +32,6 @@ def standard_library_sources() -> list[Source]:
             "darlit prepare SOURCE --out FOLDER, and give the folder"
         )
     return sources
-
-
-def cache_folder() -> Path:
-    """``$DARLIT_CACHE``, or ``darlit`` in the user's cache folder."""
-    chosen = os.environ.get("DARLIT_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "darlit"
 
 
 def default_folder(tokenizer: str, holdout: Holdout = "validation") -> Path:

@@ -6,21 +6,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from darlit.data.corpus import Holdout, default_folder
+from darlit.data.chunks import CHUNK_TOKENS
+from darlit.data.corpus import default_folder
 from darlit.data.documents import DocumentPlace, documents_of_blocks
 from darlit.data.errors import DataError
 from darlit.data.loader import ResumableLoader, TokenDataset
 from darlit.data.manifest import Manifest, open_manifest
-from darlit.data.order import BatchOrder
+from darlit.data.options import DataOptions, Holdout
+from darlit.data.order import BatchOrder, EvaluationOrder
 from darlit.data.tokenizers import Tokenizer
 from darlit.data.verification import verify
+
+
+def check_length(folder: str | None, tokenizer: str | None, holdout: Holdout, sequence_length: int) -> None:
+    """Raise DataError for a sequence that the data cannot give, before a model of that length is built.
+
+    A default corpus that is not prepared yet has chunks of the default size at most.
+    """
+    found = Path(folder) if folder is not None else default_folder(tokenizer or "bytes", holdout)
+    if folder is not None or found.exists():
+        open_manifest(found).check_length(sequence_length)
+    elif sequence_length >= CHUNK_TOKENS:
+        raise DataError(f"sequence_length {sequence_length}: the longest is {CHUNK_TOKENS - 1}; lower sequence_length")
 
 
 class TokenDataModule(LightningDataModule):
     """Token blocks for language models. A batch is one int64 tensor ``tokens_BT1`` of shape
     ``[batch_size, sequence_length + 1]``: the model reads ``[:, :-1]`` and predicts ``[:, 1:]``.
+
+    Training batches are always full. Under a trainer with ``max_steps`` they come as one epoch of the trainer, as long
+    as the run, whatever the length of the corpus: a step is never cut by the end of an epoch. Evaluation yields every
+    sequence once: its last batch may be shorter, and a rank that has no sequence left gets one row of -100, which
+    counts in no loss.
 
     Args:
         folder: what ``darlit prepare`` wrote. Default: the Python standard library's sources, prepared in the
@@ -31,9 +51,9 @@ class TokenDataModule(LightningDataModule):
             documents, to choose settings on, and trains on neither.
         sequence_length: tokens the model sees; any length up to the folder's chunk size.
         batch_size: sequences a device and micro-batch.
-        val_sequences: sequences of a validation, over all devices, spread evenly over the split; default all.
+        val_sequences: sequences of the validations of a fit, of ``validate`` and of ``predict``, over all devices,
+            spread evenly over the validation split; default all. ``test`` always takes the complete split.
         num_workers: loader processes; 0 reads in the training process. Never changes the order.
-        persistent_workers: keep them between epochs.
         seed: order of the training sequences.
         verify: hash every file when the folder is new to this machine or has changed (``first_use``), in
             every run (``always``), or never (``sizes``). Sizes and the manifest are always checked.
@@ -48,32 +68,21 @@ class TokenDataModule(LightningDataModule):
         batch_size: int = 16,
         val_sequences: int | None = None,
         num_workers: int = 0,
-        persistent_workers: bool = False,
         seed: int = 0,
         verify: Literal["first_use", "always", "sizes"] = "first_use",
     ) -> None:
         super().__init__()
-        for name, value, lowest in (
-            ("sequence_length", sequence_length, 1),
-            ("batch_size", batch_size, 1),
-            ("val_sequences", val_sequences, 1),
-            ("num_workers", num_workers, 0),
-            ("seed", seed, 0),
-        ):
-            if value is not None and value < lowest:
-                raise DataError(f"{name} {value} must be at least {lowest}")
-        if folder is None and tokenizer not in (None, "bytes", "bpe"):
-            raise DataError(
-                f"tokenizer {tokenizer!r}: the default corpus has bytes and bpe; for another one type "
-                "darlit prepare SOURCE --out FOLDER --tokenizer ... and give the folder"
-            )
-        if holdout not in ("validation", "screening"):
-            raise DataError(f"holdout {holdout!r} is not known; give validation or screening")
-        if folder is not None and holdout != "validation":
-            raise DataError(
-                f"holdout {holdout!r} is of the default corpus; for texts of your own prepare a second folder: "
-                "darlit prepare SOURCE --out FOLDER --val-start 0.05"
-            )
+        DataOptions(
+            folder=folder,
+            tokenizer=tokenizer,
+            holdout=holdout,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            val_sequences=val_sequences,
+            num_workers=num_workers,
+            seed=seed,
+            verify=verify,
+        )
         self.folder = folder
         self.tokenizer = tokenizer
         self.holdout = holdout
@@ -81,25 +90,28 @@ class TokenDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.val_sequences = val_sequences
         self.num_workers = num_workers
-        self.persistent_workers = persistent_workers
         self.seed = seed
         self.verify = verify
+        self._prepared = False
         self._manifest: Manifest | None = None
         self._train: ResumableLoader | None = None
 
     def prepare_data(self) -> None:
-        """Prepare the default corpus where it is missing, and verify the folder. One process a machine."""
+        """Prepare the default corpus where it is missing, and verify the folder, once. One process a machine."""
+        if self._prepared:
+            return
         if self.folder is None:
             from darlit.data.prepare import prepare_default
 
             prepare_default(self.tokenizer or "bytes", self.holdout, show_progress=True)
         verify(open_manifest(self.data_folder), self.verify)
+        self._prepared = True
 
     def setup(self, stage: str | None = None) -> None:
         """Open the folder and check sizes, tokenizer and sequence length. Raises DataError."""
         manifest = open_manifest(self.data_folder)
         manifest.check_sizes()
-        if self.tokenizer not in (None, manifest.tokenizer_name):
+        if self.tokenizer not in (None, manifest.content["tokenizer"]["name"]):
             raise DataError(
                 f"{manifest.folder} was prepared with tokenizer {manifest.tokenizer_name!r}, not "
                 f"{self.tokenizer!r}; leave the tokenizer out, or prepare another folder with it"
@@ -114,6 +126,11 @@ class TokenDataModule(LightningDataModule):
         if self.folder is not None:
             return Path(self.folder)
         return default_folder(self.tokenizer or "bytes", self.holdout)
+
+    def identity(self) -> dict[str, Any]:
+        """What the prepared data add to the identity of a run. Raises DataError where there are none."""
+        manifest = open_manifest(self.data_folder)
+        return {"data.fingerprint": manifest.fingerprint, "data.tokenizer": manifest.tokenizer_name}
 
     @property
     def manifest(self) -> Manifest:
@@ -133,9 +150,17 @@ class TokenDataModule(LightningDataModule):
         return self.manifest.separator
 
     @property
-    def bytes_per_token(self) -> float:
-        """Text bytes a token of the validation split: bits per byte = loss / ln 2 / bytes_per_token."""
-        return self.manifest.bytes_per_token("val")
+    def train_tokens(self) -> int:
+        """Tokens of the training split: what one pass over the corpus is."""
+        return int(self.manifest.split("train")["tokens"])
+
+    def passes(self, tokens: int) -> float:
+        """How often training on ``tokens`` tokens goes through the training split."""
+        return tokens / self.train_tokens
+
+    def token_bytes(self) -> np.ndarray:
+        """Text bytes of every token id, int64 ``[vocab_size]``: bits per byte counts those of the scored targets."""
+        return self.manifest.token_bytes()
 
     @property
     def fingerprint(self) -> str:
@@ -155,18 +180,19 @@ class TokenDataModule(LightningDataModule):
         order = BatchOrder(len(dataset), self.batch_size, *self._rank_of_ranks(), seed=self.seed)
         if (repeated := self._overfit_batches(len(order))) is not None:
             order = replace(order, seed=None, max_batches=repeated)
-        self._train = self._loader(dataset, order, persistent_workers=self.persistent_workers)
+        self._train = self._loader(dataset, order, length=self._micro_batches_of_the_run())
         return self._train
 
     def val_dataloader(self) -> ResumableLoader:
-        """The same sequences in the same order, every time."""
+        """``val_sequences`` of the validation split, the same in the same order every time."""
         return self._evaluation_loader(self.val_sequences)
 
     def test_dataloader(self) -> ResumableLoader:
-        """The whole validation split."""
+        """The complete validation split: there is no other held-out data."""
         return self._evaluation_loader(None)
 
     def predict_dataloader(self) -> ResumableLoader:
+        """The sequences of ``val_dataloader``."""
         return self._evaluation_loader(self.val_sequences)
 
     def documents_of_batch(self, back: int = 0) -> list[list[DocumentPlace]]:
@@ -186,16 +212,19 @@ class TokenDataModule(LightningDataModule):
                 f"val_sequences {sequences}: {dataset.folder} has {len(dataset)} of length {self.sequence_length}; "
                 "lower it, or leave it out to use them all"
             )
-        order = BatchOrder(len(dataset), self.batch_size, *self._rank_of_ranks(), take=sequences)
-        return self._loader(dataset, order, persistent_workers=False)
+        return self._loader(
+            dataset, EvaluationOrder(len(dataset), self.batch_size, *self._rank_of_ranks(), take=sequences)
+        )
 
-    def _loader(self, dataset: TokenDataset, order: BatchOrder, *, persistent_workers: bool) -> ResumableLoader:
+    def _loader(
+        self, dataset: TokenDataset, order: BatchOrder | EvaluationOrder, length: int | None = None
+    ) -> ResumableLoader:
         return ResumableLoader(
             dataset,
             order,
             {"fingerprint": self.fingerprint},
+            length=length,
             num_workers=self.num_workers,
-            persistent_workers=persistent_workers,
             pin_memory=self._on_cuda(),
         )
 
@@ -204,6 +233,11 @@ class TokenDataModule(LightningDataModule):
         strategy: Any = getattr(self.trainer, "strategy", None)
         ranks = getattr(strategy, "distributed_sampler_kwargs", None)  # parallel strategies have it
         return (ranks["rank"], ranks["num_replicas"]) if ranks else (0, 1)
+
+    def _micro_batches_of_the_run(self) -> int | None:
+        """Training batches of this rank until ``max_steps``; None for a trainer that counts epochs instead."""
+        steps = getattr(self.trainer, "max_steps", -1)
+        return steps * self.trainer.accumulate_grad_batches if self.trainer and steps > 0 else None
 
     def _overfit_batches(self, batches: int) -> int | None:
         """How many batches the trainer wants to see again in every epoch, if it does."""

@@ -39,6 +39,8 @@ class Run:
     starts: list[int]
     numbers: list[int]
     text_bytes: int
+    lossy_documents: int = 0
+    unknown_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,22 @@ class SplitRule:
     val_fraction: float
     val_start: float = 0.0
 
+    @property
+    def split_at(self) -> tuple[float, ...]:
+        """Where one text alone is cut, as shares of it, so that the same rule sends its parts to the splits."""
+        bounds = (self.val_start, self.val_start + self.val_fraction)
+        return bounds if self.val_start else bounds[1:]
+
     def split_of(self, digest: bytes) -> str | None:
         place = int.from_bytes(digest[:8], "big")
         if place < self.val_start * 2**64:
             return None
         return "val" if place < (self.val_start + self.val_fraction) * 2**64 else "train"
 
-    def __str__(self) -> str:
+    def describe(self, within_one_text: bool) -> str:
+        """The rule in words, for the manifest."""
+        if within_one_text:
+            return f"val is the text from {self.val_start} to {self.val_start + self.val_fraction} of its length"
         bounds = f"is below {self.val_fraction}"
         if self.val_start:
             bounds = (
@@ -114,20 +125,33 @@ class DuplicateFilter:
         return True
 
 
-def encode(documents: Documents, source: Source, tokenizer: Tokenizer, rule: SplitRule) -> dict[str, Run]:
-    """Tokenize documents, split by split, each followed by the separator (a part only by what follows it)."""
+def encode(
+    documents: Documents, source: Source, tokenizer: Tokenizer, rule: SplitRule, lossy: bool = False
+) -> dict[str, Run]:
+    """Tokenize documents, split by split, each followed by the separator (a part only by what follows it).
+
+    Args:
+        documents: of one batch.
+        source: where they come from, for errors.
+        tokenizer: what encodes them.
+        rule: which split each belongs to.
+        lossy: count the documents that the tokenizer does not keep instead of rejecting them.
+
+    Raises:
+        DataError: a document that is not UTF-8 or that the tokenizer does not keep.
+    """
     runs = {}
     for split in SPLITS:
         places = [p for p, digest in enumerate(documents.digests) if rule.split_of(digest) == split]
         if places:
-            runs[split] = _encode_run(documents, places, source, tokenizer)
+            runs[split] = _encode_run(documents, places, source, tokenizer, lossy)
     return runs
 
 
-def _encode_run(documents: Documents, places: Sequence[int], source: Source, tokenizer: Tokenizer) -> Run:
+def _encode_run(documents: Documents, places: Sequence[int], source: Source, tokenizer: Tokenizer, lossy: bool) -> Run:
     texts = [documents.texts[place] for place in places]
     try:
-        ids_N, lengths_D = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_checked(texts)
     except InvalidTextError as error:
         place = places[error.document]
         where = (
@@ -137,8 +161,17 @@ def _encode_run(documents: Documents, places: Sequence[int], source: Source, tok
         )
         raise DataError(
             f"{source.name}: {where}: not UTF-8, which tokenizer {tokenizer.name} needs; "
-            "mend the file or use --tokenizer bytes"
+            "fix the file or use --tokenizer bytes"
         ) from error
+    ids_N, lengths_D = encoded.ids_N, encoded.lengths_D
+    if encoded.losses and not lossy:
+        raise DataError(
+            f"{source.name}: document {documents.numbers[places[encoded.losses[0].document]]}: tokenizer "
+            f"{tokenizer.name} does not keep its text: {encoded.losses[0]}; use --tokenizer bytes or bpe, or accept "
+            "that losses and bits per byte leave this out: --lossy-tokenizer"
+        )
+    unknown_tokens = sum(loss.unknown for loss in encoded.losses)
+    counted = sum(map(len, texts)), len({loss.document for loss in encoded.losses}), unknown_tokens
     if documents.open_end:
         tokens_N = ids_N
     else:
@@ -148,8 +181,7 @@ def _encode_run(documents: Documents, places: Sequence[int], source: Source, tok
         is_text_N[ends_D - 1] = False
         tokens_N[is_text_N] = ids_N
         tokens_N[ends_D - 1] = tokenizer.separator
-    text_bytes = sum(map(len, texts))
     if documents.continues:
-        return Run(tokens_N, [], [], text_bytes)
+        return Run(tokens_N, [], [], *counted)
     starts_D = np.cumsum(lengths_D + 1) - lengths_D - 1
-    return Run(tokens_N, starts_D.tolist(), [documents.numbers[place] for place in places], text_bytes)
+    return Run(tokens_N, starts_D.tolist(), [documents.numbers[place] for place in places], *counted)

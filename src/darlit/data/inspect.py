@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
+from darlit.arguments import Parser
 from darlit.data.manifest import Manifest, open_manifest
 from darlit.data.progress import Progress
 
 
 def main(argv: list[str]) -> int:
     """The verb ``darlit data``: returns the exit status. Raises DataError."""
-    parser = argparse.ArgumentParser(prog="darlit data", description="Look at prepared data, or check it.")
+    parser = Parser(prog="darlit data", description="Look at prepared data, or check it.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="{info,verify}")
     info = actions.add_parser("info", help="tokenizer, splits, sources and fingerprint")
     check = actions.add_parser("verify", help="read every file and compare it with the manifest")
@@ -40,9 +39,11 @@ def _print_info(manifest: Manifest) -> None:
     print(f"folder       {manifest.folder}")
     print(f"fingerprint  {manifest.fingerprint}")
     print(
-        f"tokenizer    {tokenizer['name']}, vocabulary {tokenizer['vocab_size']:,}, "
+        f"tokenizer    {manifest.tokenizer_name}, vocabulary {tokenizer['vocab_size']:,}, "
         f"separator {tokenizer['separator']}, {content['dtype']}"
     )
+    if manifest.lossy:
+        print(f"lossy        {manifest.lossy}: losses and bits per byte leave this out")
     for name, split in content["splits"].items():
         print(
             f"{name:<13}{split['tokens']:,} tokens, {split['documents']:,} documents, {split['bytes']:,} bytes, "

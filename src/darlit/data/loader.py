@@ -1,12 +1,12 @@
-"""Reading prepared tokens: blocks by number through litdata, and a loader that resumes exactly.
+"""Reading prepared tokens: blocks by number, and a loader that resumes bit-exactly.
 
 Shape suffixes: B sequences a batch, S tokens a block, which is sequence_length + 1.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from darlit.data.chunks import HEADER
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest
-from darlit.data.order import BatchOrder
+from darlit.data.order import FILLER, BatchOrder, EvaluationOrder
+
+FILLING = -100
+"""Every token of a filler row: as a target torch's losses ignore it."""
 
 
 class TokenDataset(Dataset[Tensor]):
@@ -32,94 +36,112 @@ class TokenDataset(Dataset[Tensor]):
     """
 
     def __init__(self, manifest: Manifest, split: str, sequence_length: int) -> None:
+        manifest.check_length(sequence_length, split)
         chunks = manifest.split(split)["chunks"]
-        longest = max(chunk["tokens"] for chunk in chunks) - 1
-        if not 1 <= sequence_length <= longest:
-            raise DataError(
-                f"sequence_length {sequence_length}: the longest that {manifest.folder / split} can give is "
-                f"{longest} and the shortest 1; lower sequence_length or prepare more data"
-            )
         self.folder = Path(manifest.folder) / split
+        self._vocab_size = manifest.vocab_size
+        self._dtype = np.dtype(manifest.content["dtype"])
+        self._chunks = [self.folder / chunk["file"] for chunk in chunks]
+        self._states = [_state(path) for path in self._chunks]
         self.block_size = sequence_length + 1
         self._first_tokens = np.array([chunk["first_token"] for chunk in chunks])
         blocks = np.array([chunk["tokens"] // self.block_size for chunk in chunks])
         self._ends = np.cumsum(blocks)
-        self._stream: Any = None
-        self._process = 0
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, block: int) -> Tensor:
-        return torch.from_numpy(self._read(block).astype(np.int64))
+        return self.__getitems__([block])[0]
 
     def __getitems__(self, blocks: list[int]) -> Tensor:
-        """A batch ``tokens_BS``, int64, in one go."""
-        return torch.from_numpy(np.stack([self._read(block) for block in blocks]).astype(np.int64))
+        """A batch ``tokens_BS``, int64, in one go; a `FILLER` block is a row of `FILLING`."""
+        filler_S = np.full(self.block_size, FILLING)
+        rows = [filler_S if block == FILLER else self._read(block) for block in blocks]
+        return torch.from_numpy(np.stack(rows))
 
     def first_token(self, block: int) -> int:
         """The block's place in the split's stream of tokens."""
-        chunk = int(np.searchsorted(self._ends, block, side="right"))
+        chunk = self._chunk_of(block)
         before = int(self._ends[chunk - 1]) if chunk else 0
         return int(self._first_tokens[chunk]) + (block - before) * self.block_size
 
+    def _chunk_of(self, block: int) -> int:
+        return int(np.searchsorted(self._ends, block, side="right"))
+
     def _read(self, block: int) -> np.ndarray:
-        if self._stream is None or self._process != os.getpid():
-            self._stream, self._process = _open_stream(self.folder, self.block_size), os.getpid()
-        tokens_S: np.ndarray = self._stream[int(block)]
-        return tokens_S
+        """Tokens of a block, int64 ``[S]``.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        Read and not mapped into memory: a mapped file that becomes shorter ends the process without a word.
+
+        Raises:
+            DataError: a chunk that has changed since the dataset was made, or an id beyond the vocabulary.
+        """
+        chunk = self._chunk_of(block)
+        path, place = self._chunks[chunk], self.first_token(block) - int(self._first_tokens[chunk])
+        changed = _state(path) != self._states[chunk]
+        offset = HEADER.size + place * self._dtype.itemsize
+        tokens_S = np.fromfile(path, self._dtype, self.block_size, offset=offset)
+        if changed or len(tokens_S) < self.block_size:
+            raise DataError(f"{path}: changed while it was in use; verify the folder and resume the run")
+        if tokens_S.max() >= self._vocab_size:
+            raise DataError(
+                f"{path}: damaged: token id {tokens_S.max()} in a vocabulary of {self._vocab_size}; "
+                f"type: darlit data verify {self.folder.parent}"
+            )
+        return tokens_S.astype(np.int64)
 
 
-def _open_stream(folder: Path, block_size: int) -> Any:
-    # litdata asks the package index for a newer version, which hangs where there is no network.
-    os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
-    from litdata import StreamingDataset, TokensLoader
-
-    return StreamingDataset(str(folder), item_loader=TokensLoader(block_size=block_size), shuffle=False)
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is cut, overwritten or replaced."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; verify the folder and resume the run") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class ResumableLoader:
-    """Batches ``tokens_BS`` (int64) of one rank, epoch after epoch, with a place that can be saved.
+    """Batches ``tokens_BS`` (int64) of one rank, one epoch of the order after another, from a position that is saved.
 
-    The place is one number, the batches handed out so far. Each ``iter()`` goes on from it and gives ``len()``
-    batches, one epoch of the order; after ``load_state_dict``, what was left of the saved iteration. So nothing
-    is skipped or repeated when an iteration is left early, wherever a trainer believes its epochs to end. Only
-    an order without seed, as validation has it, begins anew with every ``iter()``. The place is counted when a
-    batch is handed out, and is right with any number of workers, persistent or not.
+    The position is the number of batches yielded so far. It moves when a batch is yielded, so it is right with any
+    number of workers. Each ``iter()`` goes on from it, up to the next multiple of ``len()``. Nothing is skipped or
+    repeated when an iteration is left early. `length` may span many epochs of the order: a trainer then sees the
+    complete run as one epoch of its own, and no epoch ends in the middle of an accumulated step. Only an
+    `EvaluationOrder` starts again with every ``iter()``.
 
     Not a DataLoader itself: trainers then leave its order alone instead of adding a sampler of their own.
 
     Args:
         dataset: the blocks.
         order: which block is in which batch.
-        identity: what else must be equal for a saved place to be valid, such as the data's fingerprint.
-        num_workers, persistent_workers, pin_memory: of the DataLoader inside.
+        identity: what else must be equal for a saved position to be valid, such as the data's fingerprint.
+        length: batches until an iteration ends; default one epoch of the order.
+        num_workers, pin_memory: of the DataLoader inside.
     """
 
     def __init__(
         self,
         dataset: TokenDataset,
-        order: BatchOrder,
+        order: BatchOrder | EvaluationOrder,
         identity: dict[str, Any],
         *,
+        length: int | None = None,
         num_workers: int = 0,
-        persistent_workers: bool = False,
         pin_memory: bool = False,
     ) -> None:
         self.dataset = dataset
         self.order = order
+        self.seconds_waited = 0.0
+        """Wall time that consumers have waited for batches so far."""
+        self._length = len(order) if length is None else length
         self._identity = {**identity, "sequence_length": dataset.block_size - 1, **order.identity()}
-        self._place = _Place()
-        self._resumes = False
+        self._position = _Position()
         self._iteration: object | None = None
         self._loader: DataLoader[Tensor] = DataLoader(
             dataset,
-            batch_sampler=_Remaining(order, self._place),
+            batch_sampler=_Remaining(order, self._position, self._length),
             num_workers=num_workers,
-            persistent_workers=persistent_workers and num_workers > 0,
             pin_memory=pin_memory,
             collate_fn=_as_is,
             # DataLoader draws a seed for every epoch; from the global generator it would disturb dropout.
@@ -127,49 +149,47 @@ class ResumableLoader:
         )
 
     def __len__(self) -> int:
-        """Batches a whole epoch."""
-        return len(self.order)
+        """Batches of a complete iteration."""
+        return self._length
 
     def __iter__(self) -> Iterator[Tensor]:
         # All of this runs at the first next(): an iterator that is made and dropped moves nothing.
+        asked = time.perf_counter()
         self._iteration = mine = object()
-        if not self._resumes:
-            self._place.in_iteration = 0
-            if self.order.seed is None:
-                self._place.total = 0
-        self._resumes = False
-        for tokens_BS in self._loader:
-            self._place.total += 1
-            self._place.in_iteration += 1
+        if isinstance(self.order, EvaluationOrder):
+            self._position.batches = 0
+        for tokens_BS in _in_one_line(self._loader):
+            self._position.batches += 1
+            self.seconds_waited += time.perf_counter() - asked
             yield tokens_BS
+            asked = time.perf_counter()
             if self._iteration is not mine:
-                raise RuntimeError("this loader was iterated anew; an earlier iterator of it cannot go on")
+                raise RuntimeError("this loader was iterated again; an earlier iterator of it cannot go on")
 
     @property
     def batches_given(self) -> int:
-        """How many batches were handed out, over all epochs."""
-        return self._place.total
+        """How many batches were yielded, over all epochs."""
+        return self._position.batches
 
     def blocks_of(self, batch: int) -> list[int]:
         """Block numbers of this rank's batch number ``batch``, counted from 0 over all epochs."""
-        epoch, number = divmod(batch, len(self))
+        epoch, number = divmod(batch, len(self.order))
         return [int(block) for block in self.order.epoch(epoch)[number]]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": self._place.total, "in_iteration": self._place.in_iteration, "identity": {**self._identity}}
+        return {"batches": self._position.batches, "identity": {**self._identity}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place.
+        """Go to a saved position.
 
         Raises:
-            DataError: the place was saved with other data, order or global batch, where it means nothing.
+            DataError: the position was saved with other data, order or global batch, where it means nothing.
         """
         saved = state["identity"]
         for name, value in self._identity.items():
             if saved.get(name) != value:
                 raise DataError(_why_not_resumed(name, saved.get(name), value))
-        self._place.total, self._place.in_iteration = int(state["batches"]), int(state["in_iteration"])
-        self._resumes = self._place.in_iteration < len(self)
+        self._position.batches = int(state["batches"])
 
 
 def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
@@ -186,34 +206,43 @@ def _why_not_resumed(name: str, saved: Any, now: Any) -> str:
 
 
 @dataclass
-class _Place:
-    """Batches handed out in all, and by the current iteration."""
+class _Position:
+    """Batches yielded so far."""
 
-    total: int = 0
-    in_iteration: int = 0
+    batches: int = 0
 
 
 @dataclass(frozen=True)
 class _Remaining:
     """The batch sampler inside the loader: what is left of the current iteration.
 
-    It knows the place and not the loader: no reference cycle keeps the workers of a dropped loader alive.
+    It knows the position and not the loader: no reference cycle keeps the workers of a dropped loader alive.
     """
 
-    order: BatchOrder
-    place: _Place
+    order: BatchOrder | EvaluationOrder
+    position: _Position
+    length: int
 
     def __len__(self) -> int:
-        return len(self.order) - self.place.in_iteration
+        return self.length - self.position.batches % self.length
 
     def __iter__(self) -> Iterator[list[int]]:
-        first, size = self.place.total, len(self.order)
+        first, size = self.position.batches, len(self.order)
         last = first + len(self)
         while first < last:
             epoch, number = divmod(first, size)
             for blocks in self.order.epoch(epoch)[number : number + last - first]:
                 yield blocks.tolist()
             first += min(size - number, last - first)
+
+
+def _in_one_line(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Batches, with the line of a DataError that a worker process sends with its traceback."""
+    try:
+        yield from batches
+    except DataError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise DataError(last.rpartition(f"{DataError.__name__}: ")[2]) from error
 
 
 def _as_is(batch: Any) -> Any:

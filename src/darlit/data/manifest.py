@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from darlit.data import LOSSY
 from darlit.data.chunks import DOCUMENT_DTYPE, DOCUMENTS_FILE, HEADER, INDEX_FILE
 from darlit.data.errors import DataError
 from darlit.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, SubwordTokenizer, Tokenizer
@@ -53,7 +54,16 @@ class Manifest:
 
     @property
     def tokenizer_name(self) -> str:
-        return str(self.content["tokenizer"]["name"])
+        """Name of the tokenizer, with a mark where it did not keep all of the texts."""
+        return str(self.content["tokenizer"]["name"]) + (LOSSY if self.lossy else "")
+
+    @property
+    def lossy(self) -> str:
+        """What the tokenizer did not keep of the texts, in words; empty: it kept everything."""
+        lossy = self.content.get("lossy") or {}
+        if not any(lossy.values()):
+            return ""
+        return f"{lossy['lossy_documents']:,} documents are not kept, {lossy['unknown_tokens']:,} tokens are unknown"
 
     def split(self, name: str) -> dict[str, Any]:
         """``{tokens, bytes, documents, chunks}`` of the split ``train`` or ``val``."""
@@ -63,6 +73,10 @@ class Manifest:
         """Text bytes over tokens (separators counted), the factor between loss and bits per byte."""
         return float(self.content["splits"][split]["bytes"] / self.content["splits"][split]["tokens"])
 
+    def token_bytes(self) -> np.ndarray:
+        """Text bytes of every token id, int64 ``[vocab_size]``; see `Tokenizer.token_bytes`."""
+        return self.tokenizer().token_bytes()
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the folder."""
         described = self.content["tokenizer"]
@@ -71,8 +85,22 @@ class Manifest:
         definition = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         return SubwordTokenizer(definition, described["name"], described["separator_token"])
 
+    def check_length(self, sequence_length: int, *splits: str) -> None:
+        """Raise DataError for a sequence length that is longer than every chunk of a split; by default of both."""
+        for split in splits or self.content["splits"]:
+            longest = max(chunk["tokens"] for chunk in self.split(split)["chunks"]) - 1
+            if not 1 <= sequence_length <= longest:
+                raise DataError(
+                    f"sequence_length {sequence_length}: the longest that {self.folder / split} can give is "
+                    f"{longest} and the shortest 1; lower sequence_length or prepare more data"
+                )
+
     def check_sizes(self) -> None:
-        """Compare every file's size with the manifest, in milliseconds. Raises DataError."""
+        """Compare the size of every file, and the hash of indexes and tokenizer, with the manifest, in milliseconds.
+
+        Raises:
+            DataError: the first file that differs.
+        """
         for name, described in self.content["files"].items():
             path = self.folder / name
             try:
@@ -86,6 +114,8 @@ class Manifest:
                     f"{path}: damaged: {size} bytes where the manifest says {described['bytes']}; "
                     "copy the folder again or prepare it again"
                 )
+            if path.name in (INDEX_FILE, TOKENIZER_FILE):
+                self._check_hash(name)
 
     def check_hashes(self, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         """Read every file and compare its sha256 with the manifest. Raises DataError.
@@ -93,12 +123,15 @@ class Manifest:
         ``on_bytes`` hears the number of bytes after every read, for a progress bar.
         """
         self.check_sizes()
-        for name, described in self.content["files"].items():
-            path = self.folder / name
-            if file_sha256(path, on_bytes) != described["sha256"]:
-                raise DataError(
-                    f"{path}: damaged: its sha256 differs from the manifest; copy the folder again or prepare it again"
-                )
+        for name in self.content["files"]:
+            self._check_hash(name, on_bytes)
+
+    def _check_hash(self, name: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+        path = self.folder / name
+        if file_sha256(path, on_bytes) != self.content["files"][name]["sha256"]:
+            raise DataError(
+                f"{path}: damaged: its sha256 differs from the manifest; copy the folder again or prepare it again"
+            )
 
 
 def open_manifest(folder: str | Path) -> Manifest:
@@ -120,12 +153,40 @@ def open_manifest(folder: str | Path) -> Manifest:
         raise DataError(
             f"{path}: damaged: its sha256 differs from {MANIFEST_HASH_FILE}; copy the folder again or prepare it again"
         )
-    content = json.loads(raw)
-    if content.get("format") != FORMAT:
-        raise DataError(
-            f"{path}: format {content.get('format')!r} where this darlit reads {FORMAT!r}; prepare the data again"
-        )
-    return Manifest(folder, content)
+    _check_content(path, raw)
+    return Manifest(folder, json.loads(raw))
+
+
+def _check_content(path: Path, raw: bytes) -> None:
+    """Raise DataError unless a manifest has everything that is read from it, and agrees with itself."""
+    try:
+        content = json.loads(raw)
+        found = content.get("format")
+        if found != FORMAT:
+            raise DataError(f"{path}: format {found!r} where this darlit reads {FORMAT!r}; prepare the data again")
+        named = {INDEX_FILE, DOCUMENTS_FILE}
+        for split in content["splits"].values():
+            named |= {chunk["file"] for chunk in split["chunks"]}
+            if not split["chunks"] or sum(chunk["tokens"] for chunk in split["chunks"]) != split["tokens"]:
+                raise ValueError("the tokens of its chunks are not those of the split")
+            int(split["documents"]), int(split["bytes"]), [int(chunk["first_token"]) for chunk in split["chunks"]]
+        content["splits"]["train"], content["splits"]["val"], content["split_rule"], content["versions"].items()
+        content["tokenizer"]["name"], content["tokenizer"]["kind"], content["tokenizer"]["separator_token"]
+        [source["path"] for source in content["sources"]]
+        listed = {
+            Path(name).name for name, file in content["files"].items() if int(file["bytes"]) >= 0 and file["sha256"]
+        }
+        if not named <= listed:
+            raise ValueError(f"files has no {min(named - listed)}")
+        if fingerprint(content) != content["fingerprint"]:
+            raise ValueError("its fingerprint is not that of its content")
+    except DataError:
+        raise
+    except KeyError as error:
+        raise DataError(f"{path}: malformed: no {error}; copy the folder again or prepare it again") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: malformed: {reason}; copy the folder again or prepare it again") from error
 
 
 def _why_not_prepared(folder: Path) -> str:

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from darlit.data.encode import SPLITS, Documents, DuplicateFilter, Run, SplitRule, encode, read_documents_of
@@ -22,26 +22,34 @@ Runs = dict[str, Run]
 
 @dataclass
 class SourceEnd:
-    """What became of a source: its size and hash, its documents, their text bytes by split, and the digests that
-    it added where duplicates are removed (hex)."""
+    """What became of a source: its size and hash, its documents, their text bytes by split, the documents that the
+    tokenizer did not keep and their unknown tokens, and the digests that it added where
+    duplicates are removed (hex)."""
 
     path: str
     bytes: int = 0
     sha256: str = ""
     digests: str = ""
     documents: int = 0
-    text_bytes: dict[str, int] | None = None
+    lossy_documents: int = 0
+    unknown_tokens: int = 0
+    text_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
 
 
 @dataclass
 class Pipeline:
-    """How sources become runs of tokens. ``bytes_read`` counts those of the source that is being read."""
+    """How sources become runs of tokens. ``bytes_read`` counts those of the source that is being read.
+
+    ``within_one_text``: the rule cuts the one source instead of choosing among documents. ``lossy``: see `encode`.
+    """
 
     tokenizer: Tokenizer
     rule: SplitRule
     text_field: str
     text_unit: TextUnit
     duplicates: DuplicateFilter | None = None
+    within_one_text: bool = False
+    lossy: bool = False
     bytes_read: int = 0
 
     def run(self, sources: Sequence[Source], first: int, workers: int) -> Iterator[tuple[int, Runs | SourceEnd]]:
@@ -49,22 +57,29 @@ class Pipeline:
 
         A result is the runs of one batch by split, or after a source's last batch its SourceEnd.
         """
-        documents, text_bytes = 0, dict.fromkeys(SPLITS, 0)
+        counts = SourceEnd("")
         for index, result in map_in_order(self._encode, self._read(sources, first), workers):
             if isinstance(result, SourceEnd):
-                result.documents, result.text_bytes = documents, text_bytes
-                documents, text_bytes = 0, dict.fromkeys(SPLITS, 0)
+                file = {name: getattr(result, name) for name in ("path", "bytes", "sha256", "digests")}
+                result, counts = replace(counts, **file), SourceEnd("")
             else:
-                documents += sum(len(run.starts) for run in result.values())
                 for split, run in result.items():
-                    text_bytes[split] += run.text_bytes
+                    counts.documents += len(run.starts)
+                    counts.text_bytes[split] += run.text_bytes
+                    counts.lossy_documents += run.lossy_documents
+                    counts.unknown_tokens += run.unknown_tokens
             yield index, result
+
+    def reader(self, source: Source) -> SourceReader:
+        """What reads the documents of a source."""
+        split_at = self.rule.split_at if self.within_one_text else ()
+        return SourceReader(source, self.text_field, self.text_unit, split_at)
 
     def _read(
         self, sources: Sequence[Source], first: int
     ) -> Iterator[tuple[int, Source, Batch | Documents | SourceEnd]]:
         for index, source in enumerate(sources[first:], first):
-            reader = SourceReader(source, self.text_field, self.text_unit)
+            reader = self.reader(source)
             for batch in reader.batches():
                 self.bytes_read = reader.bytes_read
                 if self.duplicates is None:
@@ -80,7 +95,7 @@ class Pipeline:
             return index, work
         if isinstance(work, Batch):
             work = read_documents_of(work, source, self.text_field)
-        return index, encode(work, source, self.tokenizer, self.rule)
+        return index, encode(work, source, self.tokenizer, self.rule, self.lossy)
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:

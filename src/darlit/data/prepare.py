@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from darlit.arguments import Parser
 from darlit.data.chunks import CHUNK_TOKENS, SplitWriter, token_dtype
 from darlit.data.corpus import LICENCE, Holdout, default_folder, standard_library_sources
 from darlit.data.encode import SPLITS, DuplicateFilter, SplitRule, read_documents_of
@@ -25,9 +26,10 @@ from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest, describe_tokenizer, open_manifest, write_manifest
 from darlit.data.pipeline import Pipeline, SourceEnd
 from darlit.data.progress import Progress
-from darlit.data.sources import Source, SourceReader, TextUnit, find_sources
+from darlit.data.sources import Source, TextUnit, find_sources
 from darlit.data.staging import Staging
-from darlit.data.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, train_bpe
+from darlit.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from darlit.fields import check_fields
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Options:
         text_unit: what a document of a text file is: the ``file``, a ``paragraph`` or a ``line``.
         deduplicate: keep only the first of documents with equal bytes.
         chunk_tokens: tokens a chunk; no sequence can be longer.
+        lossy_tokenizer: accept a tokenizer whose ids do not decode to the texts; the folder and every table that a run
+            on it is in say so.
     """
 
     tokenizer: str = "bytes"
@@ -58,8 +62,10 @@ class Options:
     text_unit: TextUnit = "file"
     deduplicate: bool = False
     chunk_tokens: int = CHUNK_TOKENS
+    lossy_tokenizer: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.val_fraction < 1.0:
             raise DataError(f"val_fraction {self.val_fraction} is not between 0 and 1; give 0.05 for 5 %")
         if not 0.0 <= self.val_start < 1.0 - self.val_fraction:
@@ -155,7 +161,7 @@ def _errors_of_disk(out: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or out
         raise DataError(
-            f"{where}: {error.strerror or error}; what is done is kept: mend it and type the same again"
+            f"{where}: {error.strerror or error}; what is done is kept: fix it and rerun the same command"
         ) from error
 
 
@@ -172,13 +178,16 @@ class _Preparation:
     ) -> None:
         self.options = options
         self.licence = licence
-        self.sources, self.left_out = _find(sources)
+        self.notes: list[str] = []
+        self.sources, self.left_out = _find(sources, self.notes)
+        self.within_one_text = len(self.sources) == 1 and self.sources[0].kind == "text" and options.text_unit == "file"
         self.tokenizer = None if options.tokenizer == "bpe" else load_tokenizer(options.tokenizer, options.separator)
         plan = {
             "options": asdict(options),
             "tokenizer": self.tokenizer.sha256 if self.tokenizer else None,
+            "within_one_text": self.within_one_text,
         }
-        self.staging = Staging(out, plan, self.sources, start_anew=existing != "refuse")
+        self.staging = Staging(out, plan, self.sources, restart=existing != "refuse")
         self.rule = SplitRule(options.val_fraction, options.val_start)
 
     def run(self, workers: int, show_progress: bool) -> Manifest:
@@ -191,6 +200,8 @@ class _Preparation:
                 try:
                     self._write_all(writers, workers, progress)
                     manifest = self._finish(writers, str(dtype), progress)
+                    for note in self._notes():
+                        progress.note(note)
                 finally:
                     for writer in writers.values():
                         writer.close()
@@ -198,6 +209,28 @@ class _Preparation:
         finally:
             self.staging.close()
         return Manifest(self.staging.out, manifest.content)
+
+    def _notes(self) -> list[str]:
+        """What a user may not expect of these sources."""
+        notes = [*self.notes]
+        if self.left_out:
+            notes.append(f"left out for their endings: {self.left_out}; name these files, or a glob, to take them")
+        if self.within_one_text:
+            share = f"from {self.rule.val_start:g} to {self.rule.val_start + self.rule.val_fraction:g} of its length"
+            notes.append(f"{self.sources[0].name} is one text: {share} it is the validation split")
+        return notes
+
+    def _pipeline(self, tokenizer: Tokenizer, duplicates: DuplicateFilter | None = None) -> Pipeline:
+        options = self.options
+        return Pipeline(
+            tokenizer,
+            self.rule,
+            options.text_field,
+            options.text_unit,
+            duplicates,
+            self.within_one_text,
+            options.lossy_tokenizer,
+        )
 
     def _trained_tokenizer(self, progress: Progress) -> Tokenizer:
         path = self.staging.folder / TOKENIZER_FILE
@@ -216,8 +249,7 @@ class _Preparation:
         budget = self.options.sample_megabytes * 1e6
         for source in self.sources:
             left = max(2**16, budget * source.size / total) if budget < total else float("inf")
-            reader = SourceReader(source, self.options.text_field, self.options.text_unit)
-            for batch in reader.batches():
+            for batch in self._pipeline(ByteTokenizer()).reader(source).batches():
                 documents = read_documents_of(batch, source, self.options.text_field)
                 for text, digest in zip(documents.texts, documents.digests, strict=True):
                     if self.rule.split_of(digest) == "train":
@@ -231,7 +263,7 @@ class _Preparation:
         duplicates = DuplicateFilter(self.staging.read_digests()) if self.options.deduplicate else None
         first = len(self.staging.done)
         progress.skip(sum(source.size for source in self.sources[:first]))
-        pipeline = Pipeline(self.tokenizer, self.rule, self.options.text_field, self.options.text_unit, duplicates)
+        pipeline = self._pipeline(self.tokenizer, duplicates)
         for index, result in pipeline.run(self.sources, first, workers):
             if isinstance(result, SourceEnd):
                 self.staging.finish_source(asdict(result), writers)
@@ -245,6 +277,7 @@ class _Preparation:
         done = self.staging.done
         for split, writer in writers.items():
             if writer.documents == 0:
+                self.staging.drop()
                 raise DataError(
                     f"no document of {sum(entry['documents'] for entry in done)} fell into the {split} split; "
                     "give more documents, another --val-fraction, or smaller ones with --text-unit"
@@ -264,8 +297,9 @@ class _Preparation:
         content = {
             "dtype": dtype,
             "tokenizer": describe_tokenizer(self.tokenizer),
+            "lossy": {name: sum(entry[name] for entry in done) for name in ("lossy_documents", "unknown_tokens")},
             "splits": splits,
-            "split_rule": str(self.rule),
+            "split_rule": self.rule.describe(self.within_one_text),
             "options": asdict(self.options),
             "licence": self.licence,
             "sources": [{key: entry[key] for key in ("path", "bytes", "sha256", "documents")} for entry in done],
@@ -275,12 +309,12 @@ class _Preparation:
         return write_manifest(self.staging.folder, content)
 
 
-def _find(sources: Sequence[str] | Sequence[Source]) -> tuple[list[Source], int]:
+def _find(sources: Sequence[str] | Sequence[Source], notes: list[str]) -> tuple[list[Source], int]:
     if not sources:
         raise DataError("no sources given; name files, globs, folders or URLs")
     if all(isinstance(source, Source) for source in sources):
         return [source for source in sources if isinstance(source, Source)], 0
-    return find_sources([str(source) for source in sources])
+    return find_sources([str(source) for source in sources], notes)
 
 
 def _versions() -> dict[str, str]:
@@ -298,7 +332,7 @@ def _version(package: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     defaults = Options()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="darlit prepare",
         description="Turn texts into token chunks for training. Interrupted, type the same again to go on.",
     )
@@ -306,7 +340,8 @@ def _parser() -> argparse.ArgumentParser:
         "sources",
         nargs="*",
         metavar="SOURCE",
-        help="text, jsonl or parquet files (.gz, .zst too), globs, folders or URLs such as s3://…, gs://…, hf://…; "
+        help="text, jsonl or parquet files (.gz, .bz2, .xz, .zst too), globs, folders or URLs such as s3://…, "
+        "gs://…, hf://…; "
         "without any, the Python standard library's sources",
     )
     parser.add_argument("--out", metavar="FOLDER", help="folder to make; required with SOURCE")
@@ -352,6 +387,11 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.chunk_tokens,
         help="tokens a chunk; no sequence can be longer (default: %(default)s)",
     )
+    parser.add_argument(
+        "--lossy-tokenizer",
+        action="store_true",
+        help="accept a tokenizer that does not keep every text; the folder and every table of its runs say so",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads (default: %(default)s)")
     parser.add_argument("--licence", help="note on the texts' licence, kept in the manifest")
     parser.add_argument("--overwrite", action="store_true", help="replace FOLDER when the new one is complete")
@@ -389,5 +429,7 @@ def main(argv: list[str]) -> int:
     for split in SPLITS:
         described = manifest.split(split)
         print(f"{split:5} {described['documents']:>12,} documents {described['tokens']:>15,} tokens")
+    if manifest.lossy:
+        print(f"lossy: {manifest.lossy}")
     print(f"{manifest.folder}  fingerprint {manifest.fingerprint[:16]}")
     return 0

@@ -71,6 +71,11 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
+    def note(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        if self._enabled:
+            print(line, file=sys.stderr) if self._bar is None else self._bar.console.print(line, markup=False)
+
     def _show(self, read: int) -> None:
         self._read = read
         if self._bar is not None:

@@ -6,15 +6,18 @@ a text file the whole file, its paragraphs or its lines. Reading keeps memory fl
 
 from __future__ import annotations
 
-import glob
 import hashlib
+import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
+from darlit.data.content import HEAD_BYTES, compression_of, why_not_text
 from darlit.data.errors import DataError
+from darlit.data.listing import list_files
 from darlit.data.streams import HashingFile, decompress
 from darlit.data.tokenizers import last_safe_cut
 
@@ -24,6 +27,7 @@ TextUnit = Literal["file", "paragraph", "line"]
 BATCH_BYTES = 2**20
 BATCH_RECORDS = 4096
 DIGEST_BYTES = 16
+_SMALLEST_PART = 8  # bytes of a document cut from a file: two characters at least
 WHOLE_FILE_BYTES = 16 * 2**20  # a text file that is one document is read at once up to here, else in parts
 
 _TEXT_ENDINGS = [
@@ -53,12 +57,16 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".parquet": "parquet",
 }
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file. ``stamp`` changes when the file does (mtime or ETag); ``name`` is what the manifest calls it."""
+    """One file. ``stamp`` changes when the file does (mtime or ETag); ``name`` is what the manifest calls it.
+
+    ``kind`` and ``compression`` are what its name promises. Its content decides: text and jsonl files may be compressed
+    under any name, and anything else than what was promised is rejected when the file is read.
+    """
 
     url: str
     name: str
@@ -74,8 +82,8 @@ class Batch:
 
     ``records`` are documents, except for jsonl, where they are lines that are still to be parsed.
     ``offsets`` are the documents' places in a text file. A text file longer than WHOLE_FILE_BYTES comes in
-    parts: ``digest`` is then the whole document's, ``continues`` says that this part goes on with the document
-    of the batch before, and ``open_end`` that the next one goes on with this.
+    parts: ``digest`` is then that of the complete document, ``continues`` says that this part continues the document
+    of the batch before, and ``open_end`` that the next one continues this.
     """
 
     first: int
@@ -86,66 +94,27 @@ class Batch:
     open_end: bool = False
 
 
-def find_sources(specs: Sequence[str]) -> tuple[list[Source], int]:
+def find_sources(specs: Sequence[str], notes: list[str] | None = None) -> tuple[list[Source], int]:
     """Resolve files, globs, folders and URLs into sources, sorted by URL, each once.
 
     Folders give the files whose endings are known; any other text file is taken when it, or a glob that
-    matches it, is named. Returns the sources and how many files of folders were left out.
+    matches it, is named. Returns the sources and how many files of folders were left out; a line for each link that was
+    left out is added to ``notes``.
     """
-    found: dict[str, Source] = {}
-    left_out = 0
-    for spec in specs:
-        for url, info, named in _resolve(spec):
-            kind, compression = _kind_of(url)
-            if kind is None and not named:
-                left_out += 1
-                continue
-            stamp = str(info.get("mtime") or info.get("ETag") or info.get("etag") or info.get("created") or "")
-            found[url] = Source(url, url, int(info["size"] or 0), stamp, kind or "text", compression)
-    if not found:
+    listing = list_files(specs, wanted=lambda url: _kind_of(url)[0] is not None)
+    sources = []
+    for url, file in sorted(listing.files.items()):
+        kind, compression = _kind_of(url)
+        sources.append(Source(url, url, file.size, file.stamp, kind or "text", compression))
+    if not sources:
         known = " ".join(_KINDS)
         raise DataError(
-            f"no texts in {', '.join(specs)} ({left_out} files with other endings than {known}); "
+            f"no texts in {', '.join(specs)} ({listing.unwanted} files with other endings than {known}); "
             "name files or a glob such as 'folder/*.log'"
         )
-    return [found[url] for url in sorted(found)], left_out
-
-
-def _resolve(spec: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield (url, info, named by the user) for every file that a spec stands for."""
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(spec)
-        if glob.has_magic(spec):
-            infos = filesystem.glob(path, detail=True)
-            matches = [(infos[name], True) for name in sorted(infos) if infos[name]["type"] == "file"]
-            if not matches:
-                raise DataError(f"{spec}: the glob matches no file")
-        else:
-            info = filesystem.info(path)
-            if info["type"] == "directory":
-                infos = filesystem.find(path, detail=True)
-                matches = [(infos[name], False) for name in sorted(infos) if not _hidden(name, path)]
-            else:
-                matches = [(info, True)]
-    except FileNotFoundError as error:
-        raise DataError(f"{spec}: no such file or folder") from error
-    except DataError:
-        raise
-    except Exception as error:  # file systems raise their own kinds
-        raise DataError(f"{spec}: cannot be listed: {' '.join(str(error).split())}") from error
-    for info, named in matches:
-        local = "local" in _protocols(filesystem)
-        yield (info["name"] if local else filesystem.unstrip_protocol(info["name"])), info, named
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
-
-
-def _hidden(name: str, root: str) -> bool:
-    return any(part.startswith(".") for part in Path(name[len(root) :]).parts)
+    if notes is not None:
+        notes += listing.notes
+    return sources, listing.unwanted
 
 
 def _kind_of(url: str) -> tuple[Kind | None, str]:
@@ -157,15 +126,24 @@ def _kind_of(url: str) -> tuple[Kind | None, str]:
 
 
 class SourceReader:
-    """Reads one source once. After the last batch, ``sha256`` and ``bytes_read`` describe the whole file.
+    """Reads one source once. After the last batch, ``sha256`` and ``bytes_read`` describe the file.
 
-    Raises DataError for anything that cannot be read, with the path and where in it.
+    Args:
+        source: the file.
+        text_field: of jsonl and parquet records.
+        text_unit: what a document of a text file is.
+        split_at: shares of the file, rising, at which a text file is cut into documents; ``text_unit`` is ``file``.
+
+    Raises:
+        DataError: anything that cannot be read or is not what its name promises, with the path and where in it.
     """
 
-    def __init__(self, source: Source, text_field: str, text_unit: TextUnit) -> None:
+    def __init__(self, source: Source, text_field: str, text_unit: TextUnit, split_at: Sequence[float] = ()) -> None:
         self.source = source
         self.text_field = text_field
         self.text_unit = text_unit
+        self.split_at = split_at
+        self.compression = ""
         self.bytes_read = 0
         self.sha256 = ""
 
@@ -177,7 +155,7 @@ class SourceReader:
                     yield from self._parquet(raw)
                     raw.seek(0)
                 else:
-                    yield from self._records(decompress(hashing, self.source.compression))
+                    yield from self._records(self._text(hashing))
                 while hashing.read(BATCH_BYTES):
                     pass
                 self.sha256 = hashing.sha256
@@ -185,7 +163,7 @@ class SourceReader:
             raise
         except EOFError as error:
             raise DataError(
-                f"{self.source.name}: cut off: ends in the middle of its {self.source.compression} stream"
+                f"{self.source.name}: cut off: ends in the middle of its {self.compression} stream"
             ) from error
         except Exception as error:  # zlib, zstd, arrow and file systems raise their own kinds
             raise DataError(f"{self.source.name}: cannot be read: {' '.join(str(error).split())}") from error
@@ -199,6 +177,21 @@ class SourceReader:
         filesystem, path = fsspec.core.url_to_fs(self.source.url)
         file: BinaryIO = filesystem.open(path, "rb")
         return file
+
+    def _text(self, file: HashingFile) -> BinaryIO:
+        """The decompressed text of a file, whose first bytes tell whether and how it is compressed."""
+        raw = io.BufferedReader(file, BATCH_BYTES)
+        self.compression = compression_of(raw.peek(HEAD_BYTES)[:HEAD_BYTES])
+        if self.source.compression and self.compression != self.source.compression:
+            holds = f"{self.compression} data" if self.compression else "something else"
+            raise DataError(
+                f"{self.source.name}: its name says {self.source.compression}, but it holds {holds}; "
+                "copy it again, or give it the right name"
+            )
+        text = decompress(raw, self.compression)
+        if why := why_not_text(text.peek(HEAD_BYTES)[:HEAD_BYTES]):
+            raise DataError(f"{self.source.name}: {why}")
+        return text
 
     def _records(self, stream: BinaryIO) -> Iterator[Batch]:
         if self.source.kind == "jsonl":
@@ -235,27 +228,43 @@ class SourceReader:
 
     def _whole(self, stream: BinaryIO) -> Iterator[Batch]:
         text = stream.read(WHOLE_FILE_BYTES + 1)
-        if len(text) <= WHOLE_FILE_BYTES:
+        if self.split_at:
+            size, _ = self._measure()
+            shares = (0.0, *self.split_at, 1.0)
+            places = [(low + high) / 2 for low, high in itertools.pairwise(shares)]
+            parts = [(int(high * size), place_digest(place)) for high, place in zip(shares[1:], places, strict=True)]
+            yield from self._parts(stream, text, parts)
+        elif len(text) <= WHOLE_FILE_BYTES:
             yield Batch(0, [text], [0])
-            return
-        digest, offset = self._digest_of_whole(), 0
-        while True:
-            if len(text) <= BATCH_BYTES:
-                text += stream.read(BATCH_BYTES)
-            if len(text) <= BATCH_BYTES:
-                yield Batch(0, [text], [offset], digest, continues=True)
-                return
-            cut = last_safe_cut(text[:BATCH_BYTES])
-            yield Batch(0, [text[:cut]], [offset], digest, continues=offset > 0, open_end=True)
-            text, offset = text[cut:], offset + cut
+        else:
+            size, digest = self._measure()
+            yield from self._parts(stream, text, [(size, digest)])
 
-    def _digest_of_whole(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    def _parts(self, stream: BinaryIO, text: bytes, parts: list[tuple[int, bytes]]) -> Iterator[Batch]:
+        """Documents that end about the given bytes of a file, of which ``text`` has been read, in small batches."""
+        offset = 0
+        for number, (end, digest) in enumerate(parts):
+            last, start = number == len(parts) - 1, offset
+            if end - start < (1 if last else _SMALLEST_PART):
+                continue
+            is_end = False
+            while not is_end:
+                if len(text) <= BATCH_BYTES:
+                    text += stream.read(BATCH_BYTES)
+                is_end = len(text) <= BATCH_BYTES if last else end - offset <= BATCH_BYTES
+                cut = len(text) if is_end and last else last_safe_cut(text[: min(BATCH_BYTES, end - offset)])
+                yield Batch(number, [text[:cut]], [offset], digest, continues=offset > start, open_end=not is_end)
+                text, offset = text[cut:], offset + cut
+
+    def _measure(self) -> tuple[int, bytes]:
+        """Bytes and digest of a text file's decompressed content."""
+        digest, size = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
         with self._open_raw() as raw:
-            stream = decompress(HashingFile(raw, lambda _: None), self.source.compression)
+            stream = decompress(io.BufferedReader(HashingFile(raw, lambda _: None), BATCH_BYTES), self.compression)
             while block := stream.read(BATCH_BYTES):
                 digest.update(block)
-        return digest.digest()
+                size += len(block)
+        return size, digest.digest()
 
     def _parquet(self, raw: BinaryIO) -> Iterator[Batch]:
         try:
@@ -263,6 +272,10 @@ class SourceReader:
             import pyarrow.parquet as parquet
         except ImportError as error:
             raise DataError(f"{self.source.name}: parquet needs pyarrow: pip install pyarrow") from error
+        head = raw.read(HEAD_BYTES)
+        if not head.startswith(b"PAR1"):
+            why = why_not_text(head)
+            raise DataError(f"{self.source.name}: its name says parquet, but it {why or 'holds something else'}")
         file = parquet.ParquetFile(raw)
         names = file.schema_arrow.names
         if self.text_field not in names:
@@ -300,6 +313,11 @@ def _paragraphs(stream: BinaryIO) -> Iterator[bytes]:
 def document_digest(document: bytes) -> bytes:
     """16 bytes of BLAKE2b: decides a document's split and finds exact duplicates."""
     return hashlib.blake2b(document, digest_size=DIGEST_BYTES).digest()
+
+
+def place_digest(share: float) -> bytes:
+    """A digest for a document that is in a split by its place, a share from 0 to 1, and not by its bytes."""
+    return int(share * 2**64).to_bytes(8, "big") + bytes(DIGEST_BYTES - 8)
 
 
 def parse_json_lines(batch: Batch, source: Source, text_field: str) -> tuple[list[int], list[bytes]]:

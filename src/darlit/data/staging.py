@@ -8,7 +8,6 @@ then nothing opens. The same preparation typed again goes on after the last fini
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from darlit.atomic import write_text
 from darlit.data.chunks import SplitWriter
 from darlit.data.encode import SPLITS
 from darlit.data.errors import DataError
 from darlit.data.manifest import partial_folder
 from darlit.data.sources import DIGEST_BYTES, Source
+from darlit.data.tokenizers import TOKENIZER_FILE
 
 PLAN_FILE = "plan.json"
 PROGRESS_FILE = "progress.jsonl"
@@ -35,26 +36,30 @@ class Staging:
         out: the target folder.
         plan: the options that decide what is written; JSON.
         sources: what is to be read. Finished sources that changed since, and all after them, are read again.
-        start_anew: drop an unfinished preparation with another plan instead of refusing.
+        restart: drop an unfinished preparation with another plan instead of raising.
+
+    Raises:
+        DataError: an unfinished preparation with another plan that has finished a source. One that has not is dropped:
+            nothing is lost, and an error may have named the option that is now another one.
     """
 
-    def __init__(self, out: Path, plan: dict[str, Any], sources: Sequence[Source], *, start_anew: bool) -> None:
+    def __init__(self, out: Path, plan: dict[str, Any], sources: Sequence[Source], *, restart: bool) -> None:
         self.out = out
         self.sources = [asdict(source) for source in sources]
         self.folder = partial_folder(out)
         self.done: list[dict[str, Any]] = []
         if self.folder.exists() and not self._has_plan(plan):
-            if (self.folder / PLAN_FILE).exists() and not start_anew:
+            if (self.folder / PLAN_FILE).exists() and self._lines() and not restart:
                 raise DataError(
                     f"{self.folder} holds an unfinished preparation with other options; type those again to "
-                    "finish it, or add --overwrite to start anew"
+                    "finish it, or add --overwrite to start over"
                 )
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / PLAN_FILE).exists():
             self.done = self._finished_sources()
         else:
-            _write_atomically(self.folder / PLAN_FILE, json.dumps(plan))
+            write_text(self.folder / PLAN_FILE, json.dumps(plan))
         self._progress = (self.folder / PROGRESS_FILE).open("w", encoding="utf-8")
         for entry in self.done:
             self._write_entry(entry)
@@ -101,8 +106,16 @@ class Staging:
             (self.out / name).unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
 
+    def drop(self) -> None:
+        """Forget what was written: with these options it cannot be finished."""
+        self.done = []
+        (self.folder / TOKENIZER_FILE).unlink(missing_ok=True)
+
     def close(self) -> None:
+        """Leave the working folder for the next attempt, if there is anything in it to continue from."""
         self._progress.close()
+        if not self.done and not (self.folder / TOKENIZER_FILE).exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write_entry(self, entry: dict[str, Any]) -> None:
         self._progress.write(json.dumps(entry) + "\n")
@@ -116,10 +129,8 @@ class Staging:
 
     def _finished_sources(self) -> list[dict[str, Any]]:
         """Entries of the progress log, up to the first cut line or changed source."""
-        path = self.folder / PROGRESS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         entries = []
-        for line, source in zip(lines, self.sources, strict=False):
+        for line, source in zip(self._lines(), self.sources, strict=False):
             try:
                 entry = json.loads(line)
             except ValueError:
@@ -129,11 +140,6 @@ class Staging:
             entries.append(entry)
         return entries
 
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    def _lines(self) -> list[str]:
+        path = self.folder / PROGRESS_FILE
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

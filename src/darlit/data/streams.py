@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import bz2
 import hashlib
 import io
+import lzma
+import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from darlit.data.errors import DataError
 
 _BUFFER_BYTES = 2**20
+_INPUT_BYTES = 2**16  # decompressed, these are at most some MiB of text
 
 
 class HashingFile(io.RawIOBase):
@@ -37,15 +41,11 @@ class HashingFile(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-class _ZstdFile(io.RawIOBase):
-    """Decompresses zstd frames; raises EOFError where the last frame is cut."""
+class _Frames(io.RawIOBase):
+    """Decompresses the frames of a file, one after the other; raises EOFError where the last one is cut."""
 
-    def __init__(self, file: io.RawIOBase) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise DataError("zstd files need zstandard: pip install zstandard") from error
-        self._new = zstandard.ZstdDecompressor().decompressobj
+    def __init__(self, file: BinaryIO, new_frame: Callable[[], Any]) -> None:
+        self._new_frame = new_frame
         self._file = file
         self._frame: Any = None
         self._input = b""
@@ -58,12 +58,16 @@ class _ZstdFile(io.RawIOBase):
         while not self._output:
             if self._frame is not None and self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
-            self._input = self._input or self._file.read(_BUFFER_BYTES) or b""
+            self._input = self._input or self._file.read(_INPUT_BYTES) or b""
             if not self._input:
                 if self._frame is not None:
                     raise EOFError
                 return 0
-            self._frame = self._frame or self._new()
+            if self._frame is None:
+                self._input = self._input.lstrip(b"\0")  # frames may be padded
+                if not self._input:
+                    continue
+                self._frame = self._new_frame()
             self._output, self._input = self._frame.decompress(self._input), b""
         size = min(len(buffer), len(self._output))
         buffer[:size] = self._output[:size]
@@ -71,11 +75,26 @@ class _ZstdFile(io.RawIOBase):
         return size
 
 
-def decompress(file: HashingFile, compression: str) -> BinaryIO:
-    """The decompressed, buffered stream of a file: ``compression`` is ``gzip``, ``zstd`` or empty."""
-    if compression == "gzip":
-        buffered = io.BufferedReader(file, _BUFFER_BYTES)
-        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=buffered), _BUFFER_BYTES))
-    if compression == "zstd":
-        return cast(BinaryIO, io.BufferedReader(_ZstdFile(file), _BUFFER_BYTES))
-    return cast(BinaryIO, io.BufferedReader(file, _BUFFER_BYTES))
+def _zstd() -> Callable[[], Any]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError("zstd files need zstandard: pip install zstandard") from error
+    return cast(Callable[[], Any], zstandard.ZstdDecompressor().decompressobj)
+
+
+def decompress(file: BinaryIO, compression: str) -> io.BufferedReader:
+    """The decompressed, buffered stream of a file.
+
+    Args:
+        file: the compressed bytes.
+        compression: ``gzip``, ``bz2``, ``xz``, ``zstd``, or empty for bytes that are not compressed.
+    """
+    frames: dict[str, Callable[[], Callable[[], Any]]] = {
+        "gzip": lambda: partial(zlib.decompressobj, zlib.MAX_WBITS | 16),
+        "bz2": lambda: bz2.BZ2Decompressor,
+        "xz": lambda: lzma.LZMADecompressor,
+        "zstd": _zstd,
+    }
+    raw: Any = _Frames(file, frames[compression]()) if compression else file
+    return io.BufferedReader(raw, _BUFFER_BYTES)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,7 @@ from darlit.data.errors import DataError
 TOKENIZER_FILE = "tokenizer.json"
 PIECE_BYTES = 2**20  # longer documents are encoded piece by piece, so that memory stays flat
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPACES = frozenset(b" \t\n\r\x0b\x0c")
 _LETTERS = frozenset(string.ascii_letters.encode())
 
@@ -36,6 +40,32 @@ class InvalidTextError(ValueError):
         super().__init__(document, offset)
         self.document = document
         self.offset = offset
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What ids do not keep of one document: ``unknown`` of its tokens are the unknown token, and it decodes to other
+    text from character ``place`` of ``text`` on, which becomes ``decoded``."""
+
+    document: int
+    unknown: int
+    text: str
+    decoded: str
+    place: int
+
+    def __str__(self) -> str:
+        low = max(0, self.place - 10)
+        was, became = (repr(text[low : self.place + 20]) for text in (self.text, self.decoded))
+        return f"{was} becomes {became}" if was != became else f"{was} has {self.unknown} unknown tokens"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Ids of documents in a row, without separators, the number of each document's, and what they do not keep."""
+
+    ids_N: NDArray[np.integer]
+    lengths_D: NDArray[np.int64]
+    losses: list[Loss] = field(default_factory=list)
 
 
 class Tokenizer(ABC):
@@ -60,6 +90,19 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> bytes:
         """The text of these ids; separators are left out."""
 
+    @abstractmethod
+    def token_bytes(self) -> NDArray[np.int64]:
+        """Text bytes that each id stands for, ``[vocab_size]``.
+
+        The separator, ids without a token and special tokens, which no text encodes to, have 0. The bytes of a text
+        are the sum over its ids: exactly for bytes and byte-level BPE. Tokenizers that put a space before the first
+        word of a text (SentencePiece, WordPiece) count that space too, one byte a document.
+        """
+
+    def encode_checked(self, documents: Sequence[bytes]) -> Encoded:
+        """Encode and decode documents and compare. Raises InvalidTextError."""
+        return Encoded(*self.encode_batch(documents))
+
 
 class ByteTokenizer(Tokenizer):
     """One token a byte: ids 0–255 are the bytes, 256 is the separator. Keeps any input, UTF-8 or not."""
@@ -77,6 +120,9 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> bytes:
         return bytes(token for token in ids if token != self.separator)
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        return np.array([1] * 256 + [0], dtype=np.int64)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -117,24 +163,110 @@ class SubwordTokenizer(Tokenizer):
                 "leave the separator out and one id is added for it"
             )
         self.vocab_size = max(*ids.values(), self.separator) + 1
+        self._unknown, self._keeps_all = _unknown_id(self._tokenizer), _is_plain_byte_level(self._tokenizer)
         identity = json.dumps([definition, separator_token])
         self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
 
     def encode_batch(self, documents: Sequence[bytes]) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        _, owners, ids = self._encode_pieces(documents)
+        return _in_a_row(len(documents), owners, ids)
+
+    def encode_checked(self, documents: Sequence[bytes]) -> Encoded:
+        texts, owners, ids = self._encode_pieces(documents)
+        losses = []
+        if not self._keeps_all:
+            decoded = self._tokenizer.decode_batch(ids, skip_special_tokens=False)
+            for text, kept, owner, piece in zip(texts, decoded, owners, ids, strict=True):
+                unknown = 0 if self._unknown is None else piece.count(self._unknown)
+                if unknown or text != kept:
+                    losses.append(Loss(owner, unknown, text, kept, _first_difference(text, kept)))
+        return Encoded(*_in_a_row(len(documents), owners, ids), losses)
+
+    def _encode_pieces(self, documents: Sequence[bytes]) -> tuple[list[str], list[int], list[list[int]]]:
+        """Text, document and ids of every piece."""
         texts, owners = [], []
         for number, document in enumerate(documents):
             for start, piece in split_pieces(document):
                 texts.append(_decode_utf8(piece, number, start))
                 owners.append(number)
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ids_N = np.array(list(itertools.chain.from_iterable(e.ids for e in encodings)), dtype=np.uint32)
-        lengths_D = np.zeros(len(documents), dtype=np.int64)
-        np.add.at(lengths_D, owners, [len(encoding.ids) for encoding in encodings])
-        return ids_N, lengths_D
+        return texts, owners, [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> bytes:
         text = self._tokenizer.decode([i for i in ids if i != self.separator], skip_special_tokens=False)
         return text.encode("utf-8")
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        lengths_V = np.zeros(self.vocab_size, dtype=np.int64)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        decoders = _types(json.loads(self._tokenizer.to_str()).get("decoder"))
+        if "ByteLevel" in decoders:  # a token is spelled with one character for each of its bytes
+            lengths_V[list(vocabulary.values())] = [len(token) for token in vocabulary]
+        else:
+            lengths_V[list(vocabulary.values())] = self._lengths_after_another(list(vocabulary.values()))
+            if "ByteFallback" in decoders:
+                lengths_V[[i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)]] = 1
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            lengths_V[number] = 0 if token.special else len(token.content.encode("utf-8"))
+        lengths_V[self.separator] = 0
+        return lengths_V
+
+    def _lengths_after_another(self, ids: list[int]) -> list[int]:
+        """Bytes that each id adds to a decoded text: the first id of a text may lose its space."""
+
+        def lengths(batch: list[list[int]]) -> list[int]:
+            texts = self._tokenizer.decode_batch(batch, skip_special_tokens=False)
+            return [len(text.encode("utf-8")) for text in texts]
+
+        first = next((i for i, length in zip(ids, lengths([[i] for i in ids]), strict=True) if length), ids[0])
+        alone = lengths([[first]])[0]
+        return [length - alone for length in lengths([[first, i] for i in ids])]
+
+
+def _types(decoder: Any) -> set[str]:
+    """The types of a tokenizer.json's decoder and of the decoders it is a sequence of."""
+    if decoder is None:
+        return set()
+    return {decoder["type"]}.union(*(_types(inner) for inner in decoder.get("decoders", ())))
+
+
+def _in_a_row(documents: int, owners: list[int], ids: list[list[int]]) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+    ids_N = np.array(list(itertools.chain.from_iterable(ids)), dtype=np.uint32)
+    lengths_D = np.zeros(documents, dtype=np.int64)
+    np.add.at(lengths_D, owners, [len(piece) for piece in ids])
+    return ids_N, lengths_D
+
+
+def _first_difference(text: str, other: str) -> int:
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The id that stands for what the vocabulary lacks; a Unigram model has a number for it, others a token."""
+    model = json.loads(tokenizer.to_str())["model"]
+    token = model.get("unk_token")
+    found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
+    return found
+
+
+def _is_plain_byte_level(tokenizer: Any) -> bool:
+    """Whether it is byte-level BPE with all 256 bytes and without a normalizer: nothing needs to be decoded to know
+    that it keeps every text."""
+    from tokenizers import pre_tokenizers
+
+    definition = json.loads(tokenizer.to_str())
+    pre_tokenizer, decoder, model = definition["pre_tokenizer"] or {}, definition["decoder"] or {}, definition["model"]
+    return bool(
+        definition["normalizer"] is None
+        and (pre_tokenizer.get("type"), pre_tokenizer.get("add_prefix_space")) == ("ByteLevel", False)
+        and decoder.get("type") == "ByteLevel"
+        and model["type"] == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and set(pre_tokenizers.ByteLevel.alphabet()) <= set(model["vocab"])
+        and not definition["added_tokens"]
+    )
 
 
 def split_pieces(document: bytes, limit: int = PIECE_BYTES) -> list[tuple[int, bytes]]:

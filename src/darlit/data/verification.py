@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from darlit.data.corpus import cache_folder
+from darlit.atomic import write_text
+from darlit.cache_folder import cache_folder
 from darlit.data.errors import DataError
 from darlit.data.manifest import Manifest
+from darlit.errors import DarlitError
 
 
 def verify(
@@ -28,18 +30,23 @@ def verify(
     manifest.check_sizes()
     if how == "sizes":
         return
-    note = cache_folder() / "verified" / hashlib.sha256(str(manifest.folder.resolve()).encode()).hexdigest()
+    note = _note(manifest)
     state = _state_of_files(manifest)
-    if how == "first_use" and _read(note) == state:
+    if how == "first_use" and note is not None and _read(note) == state:
         return
     manifest.check_hashes(on_bytes)
+    with contextlib.suppress(OSError):  # no writable cache: the next run hashes again, which is slower and as safe
+        if note is not None:
+            write_text(note, state)
+
+
+def _note(manifest: Manifest) -> Path | None:
+    """Where it is noted that a folder passed; None: there is no cache folder."""
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_name(f"{note.name}.{os.getpid()}")
-        temporary.write_text(state, encoding="utf-8")
-        temporary.replace(note)
-    except OSError:  # no writable cache: the next run hashes again, which is slower and as safe
-        return
+        folder = cache_folder()
+    except DarlitError:
+        return None
+    return folder / "verified" / hashlib.sha256(str(manifest.folder.resolve()).encode()).hexdigest()
 
 
 def _state_of_files(manifest: Manifest) -> str:

@@ -18,17 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from darlit.experiment import ExperimentError, load_experiment, merge, size_and_arm
+from darlit import run
+from darlit.errors import DarlitError, nearest
+from darlit.experiment import ExperimentError, load_experiment, merge, shortened
+from darlit.fields import convert_fields
+from darlit.modules.budget import Budget
+from darlit.settings import complete, is_seed
 
+_GROUP_KEYS = ("cells", "seeds", "budget", "varies")
 # Names become folders, job names and array comments: nothing in them can mean anything to a shell.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(run.Cell):
     """One experiment: its file, and the file's content with its bases and the group's budget merged in."""
 
-    name: str
     file: Path
     budget: Mapping[str, Any]  # what the group puts on top of the file
     config: Mapping[str, Any]
@@ -36,13 +41,16 @@ class Cell:
     group: str
     varies: tuple[str, ...]  # fields of the equal-budget check that the cells of the group may disagree on
 
-    @property
-    def size(self) -> str:
-        return size_and_arm(self.name)[0]
+    def settings(self) -> dict[str, Any]:
+        """Return the content by its types, with what it leaves out at its default.
 
-    @property
-    def arm(self) -> str:
-        return size_and_arm(self.name)[1]
+        Raises:
+            ExperimentError: a key that is not known or a value that is not allowed; names the file.
+        """
+        try:
+            return complete(self.config)
+        except DarlitError as error:
+            raise ExperimentError(f"{self.file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,9 @@ class Task:
     cell: Cell
     seed: int
 
-    def folder(self, runs_dir: Path) -> Path:
+    def folder(self, runs_dir: Path) -> run.RunFolder:
         """The run's only folder."""
-        return runs_dir / self.cell.name / f"seed_{self.seed}"
+        return run.RunFolder.of(runs_dir, self.cell.name, self.seed)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def read_grid(path: str | Path) -> Grid:
     groups = content.get("groups")
     if set(content) != {"groups"} or not isinstance(groups, dict) or not groups:
         raise ExperimentError(
-            f"{path}: a grid file holds one key, 'groups', a mapping of names; found {sorted(content)}"
+            f"{path}: a grid file holds one key, 'groups', a mapping of names; found {', '.join(map(str, content))}"
         )
     cells: dict[str, Cell] = {}
     for name, group in groups.items():
@@ -98,17 +106,24 @@ def read_grid(path: str | Path) -> Grid:
 
 def _read_group(path: Path, name: str, group: Any) -> list[Cell]:
     where = f"{path}: group '{name}'"
-    if not isinstance(group, dict) or not {"cells", "seeds"} <= set(group) <= {"cells", "seeds", "budget", "varies"}:
+    if not isinstance(group, dict) or not {"cells", "seeds"} <= set(group):
         raise ExperimentError(f"{where} needs 'cells' and 'seeds' and may have 'budget' and 'varies', nothing else")
+    for key in group:
+        if key not in _GROUP_KEYS:
+            raise ExperimentError(f"{where} has no key {key!r}; {nearest(str(key), _GROUP_KEYS)}")
     names, seeds, budget, varies = group["cells"], group["seeds"], group.get("budget") or {}, group.get("varies") or []
     if not isinstance(names, list) or not names or not all(isinstance(cell, str) for cell in names):
         raise ExperimentError(f"{where}: cells must be a list of experiment names, not {names!r}")
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+    if not isinstance(seeds, list) or not seeds or not all(is_seed(seed) for seed in seeds):
         raise ExperimentError(f"{where}: seeds must be a list of whole numbers from 0, not {seeds!r}")
     if len(set(seeds)) != len(seeds):
         raise ExperimentError(f"{where}: seeds {seeds!r} holds a seed twice; name each once")
     if not isinstance(budget, dict):
         raise ExperimentError(f"{where}: budget must be a mapping such as {{tokens: 1000000}}, not {budget!r}")
+    try:
+        budget = convert_fields("budget", budget, Budget)
+    except DarlitError as error:
+        raise ExperimentError(f"{where}: {error}") from error
     if not isinstance(varies, list) or not all(isinstance(field, str) for field in varies):
         raise ExperimentError(f"{where}: varies must be a list such as [optimizer.learning_rate], not {varies!r}")
     return [_read_cell(path, cell, seeds, budget, name, varies) for cell in names]
@@ -121,7 +136,8 @@ def _read_cell(path: Path, name: str, seeds: list[int], budget: dict[str, Any], 
     if file is None:
         raise ExperimentError(f"{path}: cell '{name}' has no file: neither {candidates[0]} nor {candidates[1]} exists")
     config = load_experiment(file)
-    content = merge(config, {"budget": budget} if budget else {})
+    content = shortened(merge(config, {"budget": budget} if budget else {}), str(file))
+    budget = {key: content["budget"][key] for key in budget}
     return Cell(name, file, budget, content, tuple(seeds), group, tuple(varies))
 
 

@@ -8,11 +8,13 @@ from itertools import groupby
 from pathlib import Path
 
 from darlit.grid.cells import Cell, Grid
-from darlit.grid.equal_budget import check_runs_of, flatten
+from darlit.grid.equal_budget import check_runs_of
 from darlit.grid.runs import find_runs
 from darlit.grid.statistics import Interval, mean, paired_interval, standard_deviation
-from darlit.grid.summary import Summary
+from darlit.grid.summary import Summary, check_last_validation, last_validation
 from darlit.grid.table import interval_text
+from darlit.grid.unchanged import check_runs
+from darlit.run import flatten
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,17 @@ class Choice:
     interval: Interval | None = None
     lower: int = 0
     pairs: int = 0
+    partial: str | None = None
+    """At which step it was validated last, where that is not its last one."""
 
 
-def compare(grid: Grid, runs_dir: Path) -> dict[str, list[Choice]]:
+def compare(grid: Grid, runs_dir: Path, partial: bool = False) -> dict[str, list[Choice]]:
     """Return every group's cells against its first one, on the grid's seeds that both have finished.
 
     Args:
         grid: what was asked.
         runs_dir: folder of runs, or of collected summaries.
+        partial: take runs too whose last validation came before their last step.
 
     Raises:
         DarlitError: summaries that cannot be read, or that differ in more than the grid compares.
@@ -43,6 +48,9 @@ def compare(grid: Grid, runs_dir: Path) -> dict[str, list[Choice]]:
     asked = {cell.name: cell.seeds for cell in grid.cells}
     found, _ = find_runs(runs_dir)
     finished = [run for run in found if run.summary["seed"] in asked.get(run.summary["cell"], ())]
+    for run in finished if not partial else ():
+        check_last_validation(run.summary, run.file)
+    check_runs(grid, finished)
     check_runs_of(grid, finished)
     by_cell: dict[str, dict[int, Summary]] = {name: {} for name in asked}
     for run in finished:
@@ -71,6 +79,7 @@ def _choice(cell: Cell, runs: Mapping[int, Summary], first: Mapping[int, Summary
         paired_interval(against) if against else None,
         sum(pair < 0 for pair in against),
         len(against),
+        next((at for at in map(last_validation, runs.values()) if at), None),
     )
 
 
@@ -102,7 +111,7 @@ def _table(group: str, rows: Sequence[Choice]) -> str:
         asked = len(row.cell.seeds)
         count = f"{row.seeds}" if row.seeds == asked else f"{row.seeds} of {asked}"
         spread = "" if row.loss_sd is None else f" ± {row.loss_sd:.4f}"
-        loss = "—" if row.loss is None else f"{row.loss:.4f}{spread}"
+        loss = "—" if row.loss is None else f"{row.loss:.4f}{spread}" + (f" ({row.partial})" if row.partial else "")
         lower = f"{row.lower} of {row.pairs}" if row.pairs else "—"
         difference = interval_text(row.difference, row.interval)
         lines.append(f"| {row.cell.arm} | {row.change} | {count} | {loss} | {difference} | {lower} |")

@@ -7,8 +7,8 @@ from pathlib import Path
 from darlit.atomic import write_text
 from darlit.errors import DarlitError
 from darlit.grid.cells import Grid, Task
-from darlit.grid.summary import read_summary
-from darlit.grid.worker import is_done
+from darlit.grid.summary import check_last_validation, read_summary
+from darlit.grid.unchanged import check_file
 
 
 def collect(grid: Grid, runs_dir: Path, out: Path, replace: bool = False) -> tuple[list[Task], int]:
@@ -24,16 +24,18 @@ def collect(grid: Grid, runs_dir: Path, out: Path, replace: bool = False) -> tup
         The tasks that were copied, and how many of the grid's were there already.
 
     Raises:
-        DarlitError: a summary that cannot be read, or one that would replace another run's; then nothing is copied.
+        DarlitError: a summary that cannot be read, or one of another experiment than its cell is,
+            or one that would replace another run's; then nothing is copied.
     """
     copied: list[Task] = []
     kept = 0
     for task in grid.tasks:
-        source, target = task.folder(runs_dir) / "summary.json", kept_summary(task, out)
-        if not is_done(task.folder(runs_dir)):
+        source, target = task.folder(runs_dir).summary, kept_summary(task, out)
+        if not source.is_file():
             kept += target.is_file()
             continue
-        read_summary(source)
+        check_last_validation(read_summary(source), source)
+        check_file(task.cell, task.seed, source)
         if not target.is_file():
             copied.append(task)
         elif target.read_bytes() == source.read_bytes():
@@ -46,7 +48,7 @@ def collect(grid: Grid, runs_dir: Path, out: Path, replace: bool = False) -> tup
                 "or say what was wrong with it and add --replace"
             )
     for task in copied:
-        write_text(kept_summary(task, out), (task.folder(runs_dir) / "summary.json").read_text(encoding="utf-8"))
+        write_text(kept_summary(task, out), task.folder(runs_dir).summary.read_text(encoding="utf-8"))
     return copied, kept
 
 

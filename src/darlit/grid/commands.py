@@ -11,14 +11,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
+from darlit.experiment import shortening
 from darlit.grid import choices, local, plan, slurm
 from darlit.grid.cells import Grid, Task, read_grid
 from darlit.grid.collect import collect, kept_summary
 from darlit.grid.equal_budget import check_grid
 from darlit.grid.status import status_table
-from darlit.grid.worker import DONE, FAILED, INTERRUPTED, Stopper, is_done, is_locked, work
+from darlit.grid.unchanged import check_file, check_folders
+from darlit.grid.worker import Stopper, work
 from darlit.markers import replace_between
+from darlit.run import DONE, FAILED, INTERRUPTED, WORKER_LOCK, holder
 
 
 def main(argv: list[str]) -> int:
@@ -29,11 +33,13 @@ def main(argv: list[str]) -> int:
     if options and arguments.verb != "run":
         parser.error("only 'run' takes options of darlit fit after --")
     arguments.options = options
+    if arguments.verb in ("submit", "run") and (line := shortening()):
+        print(line, flush=True)
     return arguments.run(read_grid(arguments.grid), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="darlit grid", description="Cells x seeds under one budget.")
+    parser = Parser(prog="darlit grid", description="Cells x seeds under one budget.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, run, line in (
         ("check", _check, "refuse a grid whose cells do not share one budget"),
@@ -73,7 +79,7 @@ def _submit_options(verb: argparse.ArgumentParser) -> None:
 def _run_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--processes", type=int, default=1, help="runs at a time (default: 1)")
     verb.add_argument("--threads", type=int, help="computing threads of each (default: cores / processes)")
-    verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N GPUs")
+    verb.add_argument("--gpus", type=int, default=0, help="divide the processes among the first N visible GPUs")
     verb.add_argument("--kept", type=Path, metavar="FOLDER", help="collected summaries, whose runs are done too")
     verb.add_argument("--index", type=int, help="work this one run, as a Slurm array task does")
     verb.epilog = "What follows -- goes to darlit fit, the same for all runs: ... -- --trainer.accelerator=gpu"
@@ -84,12 +90,15 @@ def _status_options(verb: argparse.ArgumentParser) -> None:
 
 
 def _collect_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=Path, default=Path("results/runs"), help="where to (default: results/runs)")
+    verb.add_argument("--out", type=Path, help="where to (default: results/runs in the folder of runs)")
     verb.add_argument("--replace", action="store_true", help="also where another run of the cell and seed is kept")
 
 
 def _choose_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--into", type=Path, metavar="FILE", help="write the tables between their markers in this file")
+    verb.add_argument(
+        "--partial", action="store_true", help="also runs that were validated last before their last step; marks them"
+    )
 
 
 _USER_FILE = "~/.config/darlit/cluster.yaml"
@@ -127,6 +136,7 @@ def _submit(grid: Grid, arguments: argparse.Namespace) -> int:
         **{name: getattr(arguments, name) for name in slurm.ClusterOptions.__dataclass_fields__}
     )
     options = given.over(_cluster_defaults(arguments.cluster))
+    check_folders(grid.tasks, arguments.runs_dir)
     queued = {} if arguments.dry_run else slurm.queued_tasks(arguments.runs_dir)
     left = [task for task in grid.tasks if not _taken(task, arguments.runs_dir, queued)]
     if not left:
@@ -149,11 +159,9 @@ def _run(grid: Grid, arguments: argparse.Namespace) -> int:
     if arguments.index is not None:
         return _run_one(grid, arguments)
     check_grid(grid)
-    kept = arguments.kept
+    check_folders(grid.tasks, arguments.runs_dir, arguments.options)
     left = [
-        task
-        for task in grid.tasks
-        if not is_done(task.folder(arguments.runs_dir)) and not (kept and kept_summary(task, kept).is_file())
+        task for task in grid.tasks if not task.folder(arguments.runs_dir).is_done and not _is_kept(task, arguments)
     ]
     left.sort(key=lambda task: task.cell.seeds.index(task.seed))  # seed by seed: a part of a grid is balanced
     print(f"{grid.name}: {len(grid.tasks) - len(left)} of {len(grid.tasks)} runs are done", flush=True)
@@ -174,10 +182,15 @@ def _run_one(grid: Grid, arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.index < len(grid.tasks):
         raise DarlitError(f"--index {arguments.index} is not in {grid.file}; it has runs 0 to {len(grid.tasks) - 1}")
     task = grid.tasks[arguments.index]
+    check_folders([task], arguments.runs_dir, arguments.options)
+    # Without --gpus the run has what Slurm, or its shell, lets it see.
+    gpu = local.make_slots(1, arguments.threads, arguments.gpus)[0].gpu
     stopper = Stopper()
     stopper.install()
-    print(f"{_name(task)}: {task.folder(arguments.runs_dir)}", flush=True)
-    status = work(task, arguments.runs_dir, stopper, arguments.options)
+    print(f"{_name(task)}: {task.folder(arguments.runs_dir).path}", flush=True)
+    status = work(
+        task, arguments.runs_dir, stopper, arguments.options, {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else None
+    )
     print(f"{_name(task)}: {_ENDS[status]}", flush=True)
     return status
 
@@ -197,13 +210,14 @@ def _status(grid: Grid, arguments: argparse.Namespace) -> int:
 
 
 def _collect(grid: Grid, arguments: argparse.Namespace) -> int:
-    copied, kept = collect(grid, arguments.runs_dir, arguments.out, arguments.replace)
-    print(f"{grid.name}: {kept + len(copied)} of {len(grid.tasks)} runs in {arguments.out}, {len(copied)} of them new")
+    out = arguments.out or arguments.runs_dir / "results" / "runs"
+    copied, kept = collect(grid, arguments.runs_dir, out, arguments.replace)
+    print(f"{grid.name}: {kept + len(copied)} of {len(grid.tasks)} runs in {out}, {len(copied)} of them new")
     return 0
 
 
 def _choose(grid: Grid, arguments: argparse.Namespace) -> int:
-    tables = choices.markdown(choices.compare(grid, arguments.runs_dir))
+    tables = choices.markdown(choices.compare(grid, arguments.runs_dir, arguments.partial))
     if arguments.into is None:
         print(tables, end="")
     else:
@@ -226,7 +240,16 @@ def _name(task: Task) -> str:
 
 def _taken(task: Task, runs_dir: Path, queued: dict[tuple[str, int], str]) -> bool:
     folder = task.folder(runs_dir)
-    return is_done(folder) or (task.cell.name, task.seed) in queued or is_locked(folder)
+    writer = holder(folder) or holder(folder, WORKER_LOCK)
+    return folder.is_done or (task.cell.name, task.seed) in queued or writer is not None
+
+
+def _is_kept(task: Task, arguments: argparse.Namespace) -> bool:
+    """Whether a summary of the run was collected; one of another experiment raises DarlitError."""
+    if arguments.kept is None or not kept_summary(task, arguments.kept).is_file():
+        return False
+    check_file(task.cell, task.seed, kept_summary(task, arguments.kept), arguments.options)
+    return True
 
 
 def _cluster_defaults(file: Path | None) -> slurm.ClusterOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from darlit.data import LOSSY
 from darlit.grid.claims import paper_claim
 from darlit.grid.runs import Run, arm_order
 from darlit.grid.statistics import Interval, mean, paired_interval, standard_deviation
@@ -128,7 +129,7 @@ def _row(size: str, runs: Mapping[int, Summary], baseline: Mapping[int, Summary]
         val_loss=mean(losses),
         val_loss_sd=standard_deviation(losses),
         val_loss_best=mean([run["val_loss_best"] for run in done]),
-        bits_per_byte=mean([run["bits_per_byte"] for run in done]),
+        bits_per_byte=None if first["data"]["tokenizer"].endswith(LOSSY) else mean([r["bits_per_byte"] for r in done]),
         tokens_per_second=mean([run["tokens_per_second"] for run in done]),
         peak_memory=mean([run["peak_memory_bytes"] for run in done]),
         parameters=first["parameters"]["total"],

@@ -14,6 +14,7 @@ from darlit.errors import DarlitError
 from darlit.grid.cells import Cell, Grid
 from darlit.grid.runs import Run, arm_order, size_order
 from darlit.grid.summary import EQUAL_FIELDS, field_value
+from darlit.run import UNSET, flatten
 
 
 class UnequalBudgetError(DarlitError):
@@ -46,6 +47,7 @@ def check_runs(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
     for size, of_size in groupby(ordered, key=lambda run: run.summary["size"]):
         members = list(of_size)
         check_equal(f"size {size}", [_run_member(run) for run in members])
+        check_equal(f"size {size}", _identities(members))
         cells = {cell: list(group) for cell, group in groupby(members, key=lambda run: run.summary["cell"])}
         for cell, of_cell in cells.items():
             check_equal(
@@ -70,6 +72,7 @@ def check_runs_of(grid: Grid, runs: Iterable[Run]) -> None:
             check_equal(f"size {size}", [Member(run.file, {**run.fields, **pathway}) for run, pathway in same])
         found = [(_run_member(run), varies.get(run.summary["cell"], ())) for run in members]
         check_equal(f"size {size}", [Member(run.file, _without(run.fields, free)) for run, free in found])
+        check_equal(f"size {size}", _identities(members, varies))
 
 
 def _order(run: Run) -> tuple[tuple[int, str], tuple[int, str], str, int]:
@@ -82,6 +85,20 @@ def _run_member(run: Run) -> Member:
     for name, path in EQUAL_FIELDS.items():
         fields |= flatten(name, field_value(run.summary, path))
     return Member(str(run.file), fields)
+
+
+def _identities(runs: Sequence[Run], varies: Mapping[str, Sequence[str]] | None = None) -> list[Member]:
+    """Every field of the identities except pathway, seed and what a cell varies; summaries of version 1 have none."""
+    members = []
+    for run in runs:
+        fields = {
+            _NAMES.get(field, field): value
+            for field, value in run.summary["identity"].items()
+            if field.partition(".")[0] not in ("model", "pathway", "seed_everything")
+        }
+        if fields:
+            members.append(Member(str(run.file), _without(fields, (varies or {}).get(run.summary["cell"], ()))))
+    return members
 
 
 # An experiment's keys under the names that refusals of summaries use too; other keys keep their own.
@@ -104,7 +121,7 @@ _MAY_DIFFER = (
 def _cell_member(cell: Cell) -> Member:
     """What the cell's file says on each field, but for those that its group compares."""
     fields: dict[str, Any] = {"seeds": list(cell.seeds)}
-    for part, content in cell.config.items():
+    for part, content in cell.settings().items():
         for key, value in flatten(part, content).items():
             if not any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER):
                 fields[_NAMES.get(key, key.removeprefix("model.init_args."))] = value
@@ -130,20 +147,12 @@ def _check_seeds(size: str, cells: list[list[Run]]) -> None:
 
 def _refuse_difference(group: str, first: Member, other: Member) -> None:
     for field in [*first.fields, *(name for name in other.fields if name not in first.fields)]:
-        ours, theirs = first.fields.get(field, _UNSET), other.fields.get(field, _UNSET)
+        ours, theirs = first.fields.get(field, UNSET), other.fields.get(field, UNSET)
         if ours != theirs or isinstance(ours, bool) != isinstance(theirs, bool):
             raise UnequalBudgetError(
                 f"{group}: {field} differs: {ours!r} in {first.file}, {theirs!r} in {other.file}; "
                 "compare cells of one budget: change one of the two, or keep them in different groups"
             )
-
-
-class _Unset:
-    def __repr__(self) -> str:
-        return "unset"
-
-
-_UNSET = _Unset()
 
 
 def check_grid(grid: Grid) -> dict[str, list[Cell]]:
@@ -158,12 +167,3 @@ def check_grid(grid: Grid) -> dict[str, list[Cell]]:
     for size, cells in sizes.items():
         check_equal(f"size {size}", [_cell_member(cell) for cell in cells])
     return sizes
-
-
-def flatten(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {name: value}
-    leaves: dict[str, Any] = {}
-    for key in sorted(value, key=str):
-        leaves |= flatten(f"{name}.{key}", value[key])
-    return leaves

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from darlit.errors import DarlitError
 from darlit.grid.cells import Cell
-from darlit.grid.variants import pathway_names
+from darlit.settings import class_of
 
 if TYPE_CHECKING:
     from darlit.backbone import Transformer
@@ -24,8 +23,6 @@ PEAK_TFLOPS = {
 }
 """TFLOP/s as the vendor states them, and of what."""
 CountedMemory = Literal["none", "own", "both"]
-SEQUENCE_LENGTH, BATCH_SIZE = 128, 16
-"""Defaults of `darlit.data.datamodule.TokenDataModule`, which this need not import."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,8 @@ class CellPlan:
     memory: dict[bool, StepMemory]
     """Of one device, by whether layers are recomputed; what was not asked for is not there."""
     checkpoint_bytes: int
+    train_tokens: int | None
+    """Of the corpus; None: it is not prepared on this machine."""
     flops_per_second: float | None
     """Of all devices; None: the peak of a CPU is not known."""
 
@@ -91,6 +90,11 @@ class CellPlan:
     def accumulation(self) -> int:
         """Micro-batches of one optimiser step."""
         return self.batch_tokens // (self.devices * self.batch_size * self.sequence_length)
+
+    @property
+    def passes(self) -> float | None:
+        """How often one run goes through the corpus."""
+        return None if self.train_tokens is None else self.steps * self.batch_tokens / self.train_tokens
 
     @property
     def runs(self) -> int:
@@ -123,24 +127,25 @@ def plan_cell(cell: Cell, machine: Machine, memory: CountedMemory = "own") -> Ce
         DarlitError: an experiment without a model or a budget, with options that its model refuses, or whose batch
             does not divide among the devices.
     """
-    data, trainer = _mapping(cell, "data"), cell.config.get("trainer") or {}
-    batch_size, sequence_length = data.get("batch_size", BATCH_SIZE), data.get("sequence_length", SEQUENCE_LENGTH)
+    config = _settings(cell)
+    data, trainer, budget = config["data"], config["trainer"], config["budget"]
+    batch_size, sequence_length = data["batch_size"], data["sequence_length"]
     device = "cpu" if trainer.get("accelerator") == "cpu" and machine.gpus is None else "cuda"
     devices = machine.gpus or _devices(trainer)
     strategy = machine.strategy or _strategy(trainer)
-    model = _build(cell, sequence_length)
+    model = _build(cell, config["model"], sequence_length)
 
     from darlit.backbone.sizes import parameter_counts, training_flops_per_token
     from darlit.backbone.step_memory import Placement, checkpoint_bytes, step_memory
 
-    precision = machine.precision or str(trainer.get("precision", "32-true"))
+    precision = machine.precision or trainer.get("precision") or "32-true"
     try:
         place = Placement(precision, device, devices, strategy == "fsdp")  # type: ignore[arg-type]
         counted = {"none": (), "own": (model.config.checkpoint_layers,), "both": (False, True)}[memory]
         needs = {recomputed: step_memory(model, batch_size, place, recomputed) for recomputed in counted}
     except DarlitError as error:
         raise DarlitError(f"{cell.file}: {error}") from error
-    tokens, batch_tokens = _budget(cell, "tokens"), _budget(cell, "batch_tokens")
+    tokens, batch_tokens = budget["tokens"], budget["batch_tokens"]
     at_once = devices * batch_size * sequence_length
     if batch_tokens % at_once:
         raise DarlitError(
@@ -163,11 +168,23 @@ def plan_cell(cell: Cell, machine: Machine, memory: CountedMemory = "own") -> Ce
         history_bytes_per_token=_history_bytes(model, place),
         memory=needs,
         checkpoint_bytes=checkpoint_bytes(model, precision),
+        train_tokens=_train_tokens(data),
         flops_per_second=_flops_per_second(machine, place),
     )
 
 
-def _build(cell: Cell, sequence_length: int) -> Transformer:
+def _settings(cell: Cell) -> dict[str, Any]:
+    """The cell's settings, which have to name a model, its data and a budget."""
+    for group in ("model", "data", "budget"):
+        if not isinstance(cell.config.get(group), dict):
+            raise DarlitError(f"{cell.file}: {group} is {cell.config.get(group)!r}; give a mapping, here or in a base")
+    for name in ("tokens", "batch_tokens"):
+        if name not in cell.config["budget"]:
+            raise DarlitError(f"{cell.file}: budget.{name} is missing; give a whole number in the file or the grid")
+    return cell.settings()
+
+
+def _build(cell: Cell, model: dict[str, Any], sequence_length: int) -> Transformer:
     """The cell's model without storage.
 
     A class of one's own is made as `darlit fit` makes it; one of darlit's names a pathway and nothing else.
@@ -177,36 +194,36 @@ def _build(cell: Cell, sequence_length: int) -> Transformer:
     from darlit import pathways
     from darlit.backbone import BackboneConfig, build_transformer
 
-    model = _mapping(cell, "model")
-    class_path = str(model.get("class_path"))
-    options = {"pathway": {}, "backbone": {}, "optimizer": {}, **model.get("init_args", {})}
+    options = dict(model["init_args"])
     # The experts' parameters are the same whatever computes them, and one of these has to be installed.
     options["backbone"] = {**options["backbone"], "sequence_length": sequence_length, "experts": "torch"}
-    known = pathway_names()
+    if options["backbone"].get("vocab_size") is None:
+        from darlit.data.vocabulary import vocab_size_of
+
+        data = cell.config.get("data") or {}
+        options["backbone"]["vocab_size"] = vocab_size_of(data.get("folder"), data.get("tokenizer"))
+    found = class_of(model["class_path"])
     try:
         with torch.device("meta"):
-            if "." in class_path:
-                module: Any = _own_class(class_path)(**options)
+            if not isinstance(found, str):
+                module: Any = found(**options)
                 return module.transformer
-            if class_path not in known:
-                raise DarlitError(f"model.class_path is {class_path!r}; known are {', '.join(sorted(known))}")
-            pathway = pathways.families()[known[class_path]].Options(**options["pathway"])
-            return build_transformer(known[class_path], pathway, BackboneConfig(**options["backbone"]))
+            pathway = pathways.families()[found].Options(**options["pathway"])
+            return build_transformer(found, pathway, BackboneConfig(**options["backbone"]))
     except (TypeError, ValueError) as error:
         raise DarlitError(f"{cell.file}: {error}") from error
 
 
-def _own_class(class_path: str) -> Any:
-    from darlit.modules import LanguageModule
+def _train_tokens(data: dict[str, Any]) -> int | None:
+    from darlit.data.corpus import default_folder
+    from darlit.data.errors import DataError
+    from darlit.data.manifest import open_manifest
 
-    module_name, _, class_name = class_path.rpartition(".")
+    default = default_folder(data["tokenizer"] or "bytes", data["holdout"])
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise DarlitError(f"model.class_path is {class_path!r}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, LanguageModule)):
-        raise DarlitError(f"model.class_path is {class_path!r}, which is no darlit.modules.LanguageModule")
-    return found
+        return int(open_manifest(data["folder"] or default).split("train")["tokens"])
+    except DataError:
+        return None
 
 
 def _history_bytes(model: Transformer, place: Placement) -> int | None:
@@ -216,7 +233,9 @@ def _history_bytes(model: Transformer, place: Placement) -> int | None:
 
 def _devices(trainer: dict[str, Any]) -> int:
     devices = trainer.get("devices")
-    return devices if type(devices) is int and devices > 0 else 1
+    if isinstance(devices, list):
+        return max(1, len(devices))
+    return devices if isinstance(devices, int) and devices > 0 else 1
 
 
 def _strategy(trainer: dict[str, Any]) -> str:
@@ -230,17 +249,3 @@ def _flops_per_second(machine: Machine, place: Placement) -> float | None:
         return None
     peak = machine.peak_tflops or PEAK_TFLOPS[place.precision][0]
     return peak * 1e12 * machine.utilisation * place.devices
-
-
-def _mapping(cell: Cell, key: str) -> dict[str, Any]:
-    value = cell.config.get(key)
-    if not isinstance(value, dict):
-        raise DarlitError(f"{cell.file}: {key} is {value!r}; it must be a mapping, here or in a base")
-    return value
-
-
-def _budget(cell: Cell, key: str) -> int:
-    value = _mapping(cell, "budget").get(key)
-    if type(value) is not int or value < 1:
-        raise DarlitError(f"{cell.file}: budget.{key} is {value!r}; name a whole number from 1 in the file or the grid")
-    return value

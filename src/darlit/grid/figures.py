@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from darlit.atomic import partial_file
 from darlit.grid.comparison import BASELINE, Comparison, Row
 from darlit.grid.runs import ARMS, Run
 from darlit.grid.statistics import mean
@@ -48,11 +49,13 @@ def _save(draw: Callable[[Figure], None], stem: Path, svg: bool) -> Path:
 
     figure = Figure()
     draw(figure)
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    picture = Path(f"{stem}.png")
     if svg:
-        figure.savefig(f"{stem}.svg", metadata={"Date": None})
-    figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
-    return Path(f"{stem}.png")
+        with partial_file(Path(f"{stem}.svg")) as partial:
+            figure.savefig(partial, format="svg", metadata={"Date": None})
+    with partial_file(picture) as partial:
+        figure.savefig(partial, format="png", dpi=110, metadata={"Software": None})
+    return picture
 
 
 def _draw_size(comparison: Comparison, figure: Figure) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from darlit.errors import DarlitError
 from darlit.grid.cells import Task
-from darlit.grid.worker import INTERRUPTED, LockedError, Stopper, work
+from darlit.grid.worker import Stopper, work
+from darlit.run import INTERRUPTED, LockedError
+
+_GPU_NAME = re.compile(r"\d+$|(GPU|MIG)-")
 
 
 @dataclass(frozen=True)
@@ -20,12 +26,13 @@ class Slot:
 
     cores: tuple[int, ...]
     threads: int
-    gpu: int | None
+    gpu: str | None
+    """As ``CUDA_VISIBLE_DEVICES`` names it: a number, a UUID or a MIG instance."""
 
     @property
     def environment(self) -> dict[str, str]:
         variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
-        return variables if self.gpu is None else {**variables, "CUDA_VISIBLE_DEVICES": str(self.gpu)}
+        return variables if self.gpu is None else {**variables, "CUDA_VISIBLE_DEVICES": self.gpu}
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,30 @@ class Outcome:
     seconds: float
 
 
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, in the order of ``CUDA_VISIBLE_DEVICES``; without it, 0 to N - 1."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        import torch
+
+        return [str(index) for index in range(torch.cuda.device_count())]
+    names = (name.strip() for name in listed.split(","))
+    return list(takewhile(_GPU_NAME.match, names))  # CUDA too ignores everything after the first invalid name
+
+
 def make_slots(processes: int, threads: int | None, gpus: int) -> list[Slot]:
-    """Divide this machine's cores and GPUs among ``processes``; cores are pinned only where they suffice for all."""
+    """Divide this machine's cores and the first ``gpus`` visible GPUs among ``processes``.
+
+    Cores are pinned only where there are enough for all processes.
+
+    Raises:
+        DarlitError: more GPUs than are visible.
+    """
+    visible = visible_gpus() if gpus else []
+    if not 0 <= gpus <= len(visible):
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "this machine" if listed is None else f"CUDA_VISIBLE_DEVICES={listed!r}"
+        raise DarlitError(f"--gpus {gpus} is not allowed: {where} has {len(visible)}; give 0 (CPU) to {len(visible)}")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     threads = threads or max(1, (len(cores) or os.cpu_count() or 1) // processes)
     enough = processes * threads <= len(cores)
@@ -46,7 +75,7 @@ def make_slots(processes: int, threads: int | None, gpus: int) -> list[Slot]:
         Slot(
             cores=tuple(cores[index * threads : (index + 1) * threads]) if enough else (),
             threads=threads,
-            gpu=index % gpus if gpus else None,
+            gpu=visible[index % gpus] if gpus else None,
         )
         for index in range(processes)
     ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from darlit.errors import DarlitError
+from darlit.arguments import Parser
 from darlit.experiment import load_experiment
 from darlit.grid.cells import Cell, read_grid
 from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, CountedMemory, Machine, plan_cell
@@ -20,7 +20,7 @@ COLUMNS = 4
 
 def main(argv: list[str]) -> int:
     """Print the plan; bad input raises a one-line DarlitError."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="darlit plan", description="Parameters, memory, speed and GPU-hours of experiments; needs no GPU."
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="EXPERIMENT", help="experiment or grid files")
@@ -98,6 +98,4 @@ def _cells(file: Path) -> list[Cell]:
     if "groups" in config:
         return list(read_grid(file).cells)
     seed = config.get("seed_everything", 0)
-    if type(seed) is not int:
-        raise DarlitError(f"{file}: seed_everything is {seed!r}; it must be a whole number")
     return [Cell(str(config.get("cell", file.stem)), file, {}, config, (seed,), group="", varies=())]

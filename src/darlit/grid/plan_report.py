@@ -10,6 +10,7 @@ from rich.table import Table
 
 from darlit.free_memory import readable
 from darlit.grid.estimate import PEAK_TFLOPS, CellPlan, Machine
+from darlit.precision import WARNED
 
 
 class Figure(NamedTuple):
@@ -84,6 +85,8 @@ def notes(plans: Sequence[CellPlan], machine: Machine) -> list[str]:
             "Memory is one device's; * marks what the experiment does. Not in it: the GPU's context, the "
             "allocator's rounding and gaps, buffers of the communication library, data loaders."
         )
+    for precision in sorted({plan.precision for plan in plans} & WARNED.keys()):
+        lines.append(f"Warning: {precision}: {WARNED[precision]}.")
     if any(plan.flops_per_second is None for plan in plans):
         lines.append("No speed: the peak of this CPU is not known; state it with --peak_tflops.")
     elif machine.peak_tflops is None:
@@ -127,7 +130,7 @@ def _as_json(plan: CellPlan) -> dict[str, Any]:
             for name in (
                 *("device", "devices", "precision", "strategy", "tokens", "batch_tokens", "steps", "sequence_length"),
                 *("batch_size", "accumulation", "checkpoint_layers", "flops_per_token", "history_bytes_per_token"),
-                *("checkpoint_bytes", "tokens_per_second", "device_hours"),
+                *("checkpoint_bytes", "train_tokens", "passes", "tokens_per_second", "device_hours"),
             )
         },
         "parameters": plan.parameters._asdict(),
@@ -158,6 +161,11 @@ def _sections(plans: Sequence[CellPlan], machine: Machine) -> list[list[Figure]]
         ],
         [
             Figure("steps", lambda plan: f"{plan.steps:,}", "exact"),
+            Figure(
+                "passes over the corpus",
+                lambda plan: "not prepared here" if plan.passes is None else f"{plan.passes:,.2f}",
+                "exact: trained tokens over the training tokens of the data folder",
+            ),
             Figure(
                 "micro-batch x accumulated",
                 lambda plan: f"{plan.batch_size} x {plan.sequence_length} x {plan.accumulation}",

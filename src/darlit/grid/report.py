@@ -11,6 +11,9 @@ from darlit.grid.comparison import Comparison, difference
 from darlit.grid.summary import Summary
 from darlit.grid.table import interval_text, markdown, number
 
+HEAD = "# Results\n\nWritten by `darlit results` from the summaries in `runs/`; the same summaries give the same bytes."
+"""How every page of results begins."""
+
 _DEFINITIONS = """\
 ## How to read the tables
 
@@ -58,10 +61,7 @@ def readme(
         notes: a person's words.
         inside: what was found in some of the models.
     """
-    parts = [
-        "# Results",
-        "Written by `darlit results` from the summaries in `runs/`; the same summaries give the same bytes.",
-    ]
+    parts = [HEAD]
     if notes:
         parts += ["## In words", "From `notes.md`, written by hand.", notes.strip()]
     for comparison in comparisons:

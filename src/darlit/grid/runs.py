@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from darlit.grid.summary import Summary, SummaryError, read_summary
+from darlit.run import RunFolder
 
 # Orders in which tables and figures list what they hold; a name that is not here follows in alphabetical order.
 SIZES = ("tiny", "small", "dense0.1b", "dense0.3b", "dense0.5b", "dense1b", "moe7b")
@@ -40,11 +41,6 @@ class Run:
     summary: Summary
 
 
-def run_folder(runs_dir: Path, cell: str, seed: int) -> Path:
-    """Return the one folder of a cell under a seed."""
-    return runs_dir / cell / f"seed_{seed}"
-
-
 def find_runs(runs_dir: Path) -> tuple[list[Run], list[Path]]:
     """Return the finished runs below ``runs_dir`` and the run folders that hold no summary yet.
 
@@ -61,7 +57,7 @@ def find_runs(runs_dir: Path) -> tuple[list[Run], list[Path]]:
         if cell.name.startswith(".") or not cell.is_dir():
             continue
         for seed, entry in sorted(_seeds(cell)):
-            file = entry if entry.is_file() else entry / "summary.json"
+            file = entry if entry.is_file() else RunFolder(entry).summary
             if file.is_file():
                 finished.append(_read(file, cell.name, seed))
             else:

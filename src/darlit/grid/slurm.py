@@ -6,6 +6,7 @@ so that later edits change nothing, the script, Slurm's own output and the job's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import yaml
-
 from darlit.atomic import write_text
-from darlit.errors import DarlitError
+from darlit.errors import DarlitError, nearest
 from darlit.experiment import load_experiment
 from darlit.grid.cells import Grid, read_grid
+from darlit.values import dump
 
 _TEMPLATES = Path(__file__).parents[3] / "slurm"
 
@@ -84,10 +84,13 @@ class ClusterOptions:
         """
         content = load_experiment(path)
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(content) - set(known))
-        if unknown:
-            raise SlurmError(f"{path}: unknown key {unknown[0]!r}; allowed are {', '.join(known)}")
-        return cls(**content)
+        for key in content:
+            if key not in known:
+                raise SlurmError(f"{path}: unknown key {key!r}; {nearest(str(key), known)}")
+        try:
+            return cls(**content)
+        except SlurmError as error:
+            raise SlurmError(f"{path}: {error}") from error
 
     def over(self, defaults: ClusterOptions) -> ClusterOptions:
         """Return these options where they are given and the defaults elsewhere."""
@@ -107,8 +110,10 @@ class Submission:
 
 def user_file() -> Path:
     """Where a user keeps a cluster's defaults."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "darlit" / "cluster.yaml"
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    with contextlib.suppress(RuntimeError):  # no home folder: then there is no such file either
+        base = base.expanduser()
+    return base / "darlit" / "cluster.yaml"
 
 
 def prepare(grid: Grid, runs_dir: Path, indices: Sequence[int], options: ClusterOptions) -> Submission:
@@ -192,11 +197,11 @@ def queued_tasks(runs_dir: Path) -> dict[tuple[str, int], str]:
 def _freeze(grid: Grid, folder: Path) -> None:
     """Write the grid with one group a cell, and its experiments without bases: numbered as the grid itself."""
     groups = {cell.name: {"cells": [cell.name], "seeds": list(cell.seeds)} for cell in grid.cells}
-    write_text(folder / f"{grid.name}.yaml", yaml.safe_dump({"groups": groups}, sort_keys=False))
+    write_text(folder / f"{grid.name}.yaml", dump({"groups": groups}))
     for cell in grid.cells:
         if cell.name == grid.name:
             raise SlurmError(f"{grid.file}: grid and cell are both named '{grid.name}'; rename the grid file")
-        write_text(folder / f"{cell.name}.yaml", yaml.safe_dump(dict(cell.config), sort_keys=False))
+        write_text(folder / f"{cell.name}.yaml", dump(dict(cell.config)))
 
 
 def _render(template: str, directives: Mapping[str, str | None], settings: Mapping[str, str]) -> str:

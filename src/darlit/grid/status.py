@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,19 @@ from typing import Any
 from rich.table import Table
 
 from darlit.grid.cells import Grid, Task
-from darlit.grid.summary import SummaryError, read_summary
-from darlit.grid.worker import INTERRUPTED, attempts, is_done, is_locked
+from darlit.grid.summary import SummaryError, check_last_validation, read_summary
+from darlit.grid.unchanged import change_of
+from darlit.run import INTERRUPTED, LOCKED, WORKER_LOCK, RunFolder, holder
 
-_STYLES = {"done": "green", "running": "cyan", "queued": "blue", "stopped": "yellow", "failed": "red", "missing": "dim"}
-_FRESH_S = 60.0  # progress.json of a fit started by hand, which holds no lock
+_STYLES = {
+    "done": "green",
+    "running": "cyan",
+    "queued": "blue",
+    "stopped": "yellow",
+    "failed": "red",
+    "changed": "magenta",
+    "missing": "dim",
+}
 _TAIL_BYTES = 8192
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
 
@@ -42,22 +49,28 @@ def read_state(task: Task, runs_dir: Path, queue: Mapping[tuple[str, int], str])
     """
     folder = task.folder(runs_dir)
     waits = queue.get((task.cell.name, task.seed))
-    if is_done(folder):
-        return State(task, *_done(folder))
     progress = _progress(folder)
-    if is_locked(folder) or (time.time() - progress.get("updated", 0.0) < _FRESH_S and not attempts(folder)):
+    if holder(folder) or holder(folder, WORKER_LOCK):
         return State(task, "running", _running(progress))
+    if (kind := _done(folder) if folder.is_done else None) is not None and kind[0] == "failed":
+        return State(task, *kind)
+    if changed := change_of(task, runs_dir):
+        return State(task, "changed", changed)
+    if kind is not None:
+        return State(task, *kind)
     if waits is not None:
         return State(task, "queued", waits)
-    events = attempts(folder)
+    events = folder.attempts()
+    while events and events[-1].get("status") == LOCKED:  # it came too late, and left the run to another process
+        events = events[:-2]
     if not events:
         return State(task, "stopped", _at(progress)) if progress else State(task, "missing", "")
     last = events[-1]
     if last["event"] == "start":
-        return State(task, "failed", f"killed, or its node died, {_at(progress)}: {last_line(folder / 'log.txt')}")
+        return State(task, "failed", f"killed, or its node died, {_at(progress)}: {last_line(folder.log)}")
     if last["status"] == INTERRUPTED:
         return State(task, "stopped", f"by {last['signal'] or 'a signal'} {_at(progress)}; run or submit to continue")
-    return State(task, "failed", f"{_reason(last['exit_code'])}: {last_line(folder / 'log.txt')}")
+    return State(task, "failed", f"{_reason(last['exit_code'])}: {last_line(folder.log)}")
 
 
 def status_table(grid: Grid, runs_dir: Path, queue: Mapping[tuple[str, int], str]) -> tuple[Table, dict[str, int]]:
@@ -89,9 +102,10 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line), "an empty log")
 
 
-def _done(folder: Path) -> tuple[str, str]:
+def _done(folder: RunFolder) -> tuple[str, str]:
     try:
-        summary = read_summary(folder / "summary.json")
+        summary = read_summary(folder.summary)
+        check_last_validation(summary, folder.summary)
     except SummaryError as error:
         return "failed", str(error)
     return "done", f"val loss {summary['val_loss_final']:.4f} in {_duration(summary['wall_time_s'])}"
@@ -123,9 +137,9 @@ def _reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _progress(folder: Path) -> dict[str, Any]:
+def _progress(folder: RunFolder) -> dict[str, Any]:
     try:
-        return json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+        return json.loads(folder.progress.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from darlit.errors import DarlitError
-
-SCHEMA_VERSION = 1
+from darlit.run import SCHEMA_VERSION
 
 
 class Hardware(TypedDict):
@@ -33,11 +32,17 @@ class Budget(TypedDict):
     val_tokens: int
 
 
-class Data(TypedDict):
+class LaterData(TypedDict, total=False):
+    """Fields of `Data` that earlier summaries lack."""
+
+    train_tokens: int
+
+
+class Data(LaterData):
     fingerprint: str
     tokenizer: str
     vocab_size: int
-    bytes_per_token: float
+    bytes_per_token: float  # of the scored validation targets; in summaries without train_tokens of the complete split
 
 
 class TrainCurve(TypedDict):
@@ -64,7 +69,14 @@ class Parameters(TypedDict):
     pathway: int
 
 
-class Summary(TypedDict):
+class LaterFields(TypedDict, total=False):
+    """Fields of `Summary` that earlier summaries lack."""
+
+    passes: float  # over the training tokens of the corpus
+    loader_share: float  # of the wall time between steps, in which training waited for data
+
+
+class Summary(LaterFields):
     """One finished run: one cell of the grid under one seed. Losses are in nats per token."""
 
     schema_version: int
@@ -72,7 +84,9 @@ class Summary(TypedDict):
     arm: str
     size: str
     seed: int
-    git_revision: str | None
+    identity: dict[str, Any]  # what the run is (`darlit.run`); empty in a summary of version 1
+    devices: int  # over all nodes; 0 in a summary of version 1, which does not say
+    git_revision: str | None  # with -dirty where the checkout was changed; several where a resumed run saw several
     versions: dict[str, str]
     hardware: Hardware
     budget: Budget
@@ -87,7 +101,7 @@ class Summary(TypedDict):
     bits_per_byte: float
     curve: Curve
     clock: str  # what steps are timed with: wall, or the CPU time of the one-threaded process
-    tokens_per_second: float
+    tokens_per_second: float  # from the end of one step to the end of the next, without the first ones of a start
     step_time_median_s: float
     peak_memory_bytes: int
     parameters: Parameters
@@ -99,7 +113,9 @@ class Summary(TypedDict):
 
 # What two otherwise identical runs may disagree on: dotted paths into the summary.
 TIMING_FIELDS = (
+    "devices",
     "tokens_per_second",
+    "loader_share",
     "step_time_median_s",
     "wall_time_s",
     "peak_memory_bytes",
@@ -149,16 +165,33 @@ def read_summary(path: str | Path) -> Summary:
     return validate(content, where=str(path))
 
 
+def last_validation(summary: Summary) -> str | None:
+    """``at step S of N`` where a run was validated last before its last step, so that its loss is not of its budget."""
+    validated, steps = summary["curve"]["val"]["step"][-1:] or [0], summary["budget"]["steps"]
+    return None if validated == [steps] else f"at step {validated[0]} of {steps}"
+
+
+def check_last_validation(summary: Summary, path: str | Path) -> None:
+    """Raise SummaryError where the loss of a run is not that of its last step."""
+    if at := last_validation(summary):
+        raise SummaryError(
+            f"{path}: was validated last {at}: its loss is not that of its budget; train it again, or move it away "
+            "(darlit grid choose takes it with --partial, and marks it)"
+        )
+
+
 def validate(content: Any, where: str = "summary") -> Summary:
     """Return ``content`` typed as a summary, or raise a :class:`SummaryError` that names the first wrong field."""
     if not isinstance(content, dict):
         raise SummaryError(f"{where}: holds a {type(content).__name__}, a summary is a mapping of fields")
     version = content.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION):
         raise SummaryError(
-            f"{where}: schema_version is {version!r}, this darlit reads {SCHEMA_VERSION}; "
+            f"{where}: schema_version is {version!r}, this darlit reads 1 to {SCHEMA_VERSION}; "
             "use the darlit version that wrote the run, or train it again"
         )
+    if version == 1:
+        content = {**content, "identity": {}, "devices": 0}
     _check(content, Summary, "", where)
     for part in ("train", "val"):
         lengths = {key: len(values) for key, values in content["curve"][part].items()}
@@ -175,7 +208,7 @@ def without_timing(summary: Summary) -> dict[str, Any]:
         node = rest
         for parent in parents:
             node = node[parent]
-        del node[last]
+        node.pop(last, None)
     return rest
 
 
@@ -194,6 +227,8 @@ def _check(value: Any, kind: Any, field: str, where: str) -> None:
         for key, inner in _fields(kind).items():
             name = f"{field}.{key}" if field else key
             if key not in value:
+                if key in kind.__optional_keys__:
+                    continue
                 raise SummaryError(f"{where}: field '{name}' is missing; train the run again with this darlit")
             _check(value[key], inner, name, where)
     elif origin is list:

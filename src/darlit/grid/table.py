@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from darlit.data import LOSSY
 from darlit.grid.comparison import Comparison, Row
 from darlit.grid.statistics import Interval
 
@@ -88,6 +89,12 @@ def notes(comparison: Comparison) -> list[str]:
         found.append(
             "Times are the CPU time of a process with one thread (`throughput.clock: process`), not wall time: "
             "other work ran on the machine."
+        )
+    names = {run.summary["data"]["tokenizer"] for runs in comparison.runs.values() for run in runs}
+    for name in sorted(name for name in names if name.endswith(LOSSY)):
+        found.append(
+            f"Tokenizer {name} does not keep all of the texts: no loss counts what is missing, and bits per byte "
+            "cannot be known."
         )
     if any(row.other_hardware for row in comparison.rows):
         found.append("† trained on other hardware than residual: speed, time and memory do not compare.")

@@ -1,18 +1,19 @@
 """Exported models: weights, configuration and tokenizer in one safetensors file, which holds no code.
 
 The tensors are the Transformer's, by its own names. The file's metadata has one entry, ``darlit``, a JSON object:
-format, pathway, hyper_parameters, step, cell, tokenizer (its description) and tokenizer_definition (tokenizer.json).
+format, pathway, hyper_parameters, step, cell, identity, tokenizer (its description) and tokenizer_definition
+(tokenizer.json).
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from darlit.atomic import partial_file
 from darlit.errors import DarlitError
 
 EXPORT_SUFFIX = ".safetensors"
@@ -29,16 +30,15 @@ class Export(NamedTuple):
 
 def write_export(path: Path, export: Export) -> None:
     """Write one file, whole or not at all, making its folder as needed."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        weights = {name: tensor.contiguous() for name, tensor in export.weights.items()}
-        save_file(weights, partial, metadata={KEY: json.dumps({"format": FORMAT, **export.saved})})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    weights = {name: tensor.contiguous() for name, tensor in export.weights.items()}
+    with partial_file(path) as partial:
+        try:
+            save_file(weights, partial, metadata={KEY: json.dumps({"format": FORMAT, **export.saved})})
+        except SafetensorError as error:  # its words for an error of the disk
+            raise DarlitError(f"{path} cannot be written: {' '.join(str(error).split())}") from error
 
 
 def read_export(path: Path) -> Export:

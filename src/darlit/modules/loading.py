@@ -1,32 +1,30 @@
 """Saved models: from a checkpoint, a run folder or an exported file back to the module that was trained.
 
 Nothing here runs code from a file: checkpoints are read as plain tensors and values, exported files are safetensors.
+The only module that is imported for a model is the one that the run's ``config.yaml`` names as ``class_path``.
 """
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import yaml
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
-from darlit import sharded_checkpoint
-from darlit.checkpoint_io import find
+from darlit import sharded_checkpoint, values
+from darlit.checkpoint_io import find, read_checkpoint
 from darlit.errors import DarlitError
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
+from darlit.run import RunFolder, difference
+from darlit.settings import class_of
 
 if TYPE_CHECKING:
     from darlit.data.manifest import Manifest
     from darlit.data.tokenizers import Tokenizer
-
-
-_DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, CheckpointException)
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,8 @@ class SavedModel:
     """Name of the run, where the file carries it."""
     run: dict[str, Any] = field(default_factory=dict)
     """The run's config.yaml; empty where there is none."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """What the run was trained as (`darlit.run`); empty where the file does not say."""
 
     @property
     def name(self) -> str:
@@ -61,17 +61,21 @@ class SavedModel:
         """
         from darlit.data.datamodule import TokenDataModule
         from darlit.data.manifest import open_manifest
+        from darlit.data.verification import verify
 
         if data_folder is not None:
             manifest = open_manifest(data_folder)
+            verify(manifest, "first_use")
         elif "data" not in self.run:
             raise DarlitError(
                 f"{self.path} does not say which data it was trained on (it lies in no run folder); "
                 "name the data with --data FOLDER"
             )
         else:
-            data = TokenDataModule(self.run["data"].get("folder"), self.run["data"].get("tokenizer"))
+            recorded = self.run["data"]
+            data = TokenDataModule(**{name: recorded[name] for name in ("folder", "tokenizer", "holdout")})
             data.prepare_data()
+            check_data(self.identity, data.identity(), str(self.path))
             manifest = open_manifest(data.data_folder)
         manifest.check_sizes()
         described = manifest.content["tokenizer"]
@@ -109,7 +113,7 @@ class SavedModel:
 
     def _check(self, what: str, name: str, sha256: str, vocab_size: int) -> None:
         """Refuse another vocabulary than the one that the weights know."""
-        rows = self.module.backbone.vocab_size
+        rows = self.module.backbone.rows
         if vocab_size > rows:
             raise DarlitError(
                 f"{what} has {vocab_size} token ids, {self.path} has backbone.vocab_size={rows}: another vocabulary; "
@@ -135,9 +139,15 @@ def load(path: str | Path) -> SavedModel:
     if path.suffix == EXPORT_SUFFIX:
         export = read_export(path)
         saved = export.saved
-        module = _rebuild(saved["pathway"], saved["hyper_parameters"], export.weights, path)
+        module = _rebuild(_variant(saved["pathway"], path), saved["hyper_parameters"], export.weights, path)
         return SavedModel(
-            module, path, saved["step"], saved["tokenizer"] or {}, saved["tokenizer_definition"], saved["cell"]
+            module,
+            path,
+            saved["step"],
+            saved["tokenizer"] or {},
+            saved["tokenizer_definition"],
+            saved["cell"],
+            identity=saved["identity"],
         )
     checkpoint = read_checkpoint(path, with_weights=True)
     weights = {
@@ -145,38 +155,53 @@ def load(path: str | Path) -> SavedModel:
         for name, tensor in checkpoint["state_dict"].items()
         if name.startswith("transformer.")
     }
-    module = _rebuild(checkpoint["darlit"]["pathway"], checkpoint["hyper_parameters"], weights, path)
+    run = _run_config(path)
+    variant = _variant(checkpoint["darlit"]["pathway"], path, run)
+    module = _rebuild(variant, checkpoint["hyper_parameters"], weights, path)
     described = checkpoint["darlit"].get("tokenizer") or {}
-    return SavedModel(module, path, checkpoint["global_step"], described, run=_run_config(path))
+    return SavedModel(
+        module,
+        path,
+        checkpoint["global_step"],
+        described,
+        run=run,
+        identity=checkpoint.get("identity", {}),
+    )
 
 
-def read_checkpoint(path: Path, with_weights: bool = False) -> dict[str, Any]:
-    """Load a checkpoint's plain tensors and values on the CPU.
+def check_data(identity: Mapping[str, Any], data: Mapping[str, Any], where: str) -> None:
+    """Refuse other data than a run was trained on: what it trained on may be what they hold out.
 
     Args:
-        path: a file, or the folder of a sharded run.
-        with_weights: put the weights of a folder together too; a file has them anyway.
+        identity: of the run; without a fingerprint, nothing is compared.
+        data: identity of the data at hand (`TokenDataModule.identity`).
+        where: the checkpoint, for the error.
 
     Raises:
-        DarlitError: one that is damaged, is no darlit checkpoint, or would run code when loaded.
+        DarlitError: another fingerprint.
     """
-    try:
-        if path.is_dir():
-            checkpoint = sharded_checkpoint.read(path) if with_weights else sharded_checkpoint.read_values(path)
-        else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except _DAMAGED as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DarlitError(f"{path} is refused: not a checkpoint of plain tensors and values ({reason})") from error
-    if not isinstance(checkpoint, dict) or "darlit" not in checkpoint:
-        raise DarlitError(f"{path} is not a darlit checkpoint; give one that darlit fit wrote")
-    return checkpoint
+    name = "data.fingerprint"
+    if name in identity and identity[name] != data[name]:
+        raise DarlitError(
+            f"{where} was trained with {difference({name: identity[name]}, {name: data[name]})}: other data, or "
+            "another split of them; give data.folder and data.holdout as they were, or prepare the data again as then"
+        )
+
+
+def variant_of(checkpoint: Path) -> type[LanguageModule]:
+    """Return the class that a checkpoint was trained as.
+
+    Raises:
+        DarlitError: a file that is missing, damaged or not darlit's, or a class that cannot be imported.
+    """
+    path = _checkpoint_file(checkpoint)
+    return _variant(read_checkpoint(path)["darlit"]["pathway"], path, _run_config(path))
 
 
 def _checkpoint_file(path: Path) -> Path:
     allowed = f"give a run folder, a checkpoint, or a {EXPORT_SUFFIX} file that darlit export wrote"
     if path.is_dir() and not sharded_checkpoint.is_sharded(path):
-        last = find(path / "checkpoints" / "last.ckpt")
+        last = find(RunFolder(path).checkpoint("last"))
         if last is None:
             raise DarlitError(f"{path} is not a run folder (it has no checkpoints/last.ckpt); {allowed}")
         return last
@@ -186,30 +211,48 @@ def _checkpoint_file(path: Path) -> Path:
 
 
 def _run_config(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint.parent.parent / "config.yaml"
-    if checkpoint.parent.name != "checkpoints" or not path.is_file():
+    run = RunFolder(checkpoint.parent.parent)
+    path = run.config
+    if checkpoint.parent != run.checkpoints or not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        config = values.load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, DarlitError) as error:
         raise DarlitError(f"{path}: not a readable config.yaml ({' '.join(str(error).split())})") from error
     if not isinstance(config, dict):
         raise DarlitError(f"{path}: not the config.yaml that darlit fit wrote; copy the run folder again")
     return config
 
 
-def _rebuild(pathway: str, hyper_parameters: dict[str, Any], weights: dict[str, Tensor], where: Path) -> LanguageModule:
+def _variant(pathway: str, where: Path, run: dict[str, Any] | None = None) -> type[LanguageModule]:
+    """The class of a saved model: the one that its run's config.yaml names, else the known one with this pathway."""
     from darlit.modules import variants
 
+    model = (run or {}).get("model")
+    class_path = str(model.get("class_path")) if isinstance(model, dict) else ""
     arms = {variant.pathway_name: variant for variant in variants().values()}
+    if "." in class_path and not class_path.startswith("darlit.modules."):
+        variant: Any = class_of(class_path)
+        if variant.pathway_name != pathway:
+            raise DarlitError(
+                f"{where} has pathway {pathway!r}, {class_path} of its config.yaml has {variant.pathway_name!r}; "
+                "restore the class that it was trained with"
+            )
+        return cast(type[LanguageModule], variant)
     if pathway not in arms:
         raise DarlitError(
             f"{where} has pathway {pathway!r}, this darlit has {', '.join(sorted(arms))}; "
-            "put the module that defines it into darlit.modules"
+            "name its class: --class-path my_module.MyLM"
         )
+    return arms[pathway]
+
+
+def _rebuild(
+    variant: type[LanguageModule], hyper_parameters: dict[str, Any], weights: dict[str, Tensor], where: Path
+) -> LanguageModule:
     try:
         # A variant's own parameters have defaults and take the plain dictionaries of a checkpoint.
-        module: LanguageModule = arms[pathway](**hyper_parameters)
+        module = variant(**hyper_parameters)
         module.transformer.load_state_dict(weights)
     except (TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]

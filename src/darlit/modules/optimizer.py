@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from darlit.backbone.experts import Experts
-from darlit.pathways.contract import check_option
+from darlit.fields import check_fields, check_option
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class OptimizerConfig:
         weight_decay: on the backbone's matrices only; never on pathway parameters, norms and embeddings.
         pathway_lr_multiplier: the pathway's learning rate over the backbone's.
         schedule: cosine after the warmup, or warmup_stable_decay (flat, then linear).
-        warmup_fraction: share of the steps with a rising rate.
+        warmup_fraction: share of the steps with a rising rate; the last of them has the peak.
         decay_fraction: share of the steps that warmup_stable_decay decays over.
-        final_fraction: last learning rate over the peak.
+        final_fraction: learning rate of the last step over the peak, unless the warmup takes all steps.
     """
 
     learning_rate: float = 2e-3
@@ -40,12 +40,13 @@ class OptimizerConfig:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("warmup_fraction", "decay_fraction", "final_fraction", "beta1", "beta2"):
-            check_option(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        check_fields(self, "optimizer.")
+        for name in ("warmup_fraction", "decay_fraction", "final_fraction"):
+            check_option(f"optimizer.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        for name in ("beta1", "beta2"):
+            check_option(f"optimizer.{name}", getattr(self, name), 0 <= getattr(self, name) < 1, "at least 0, below 1")
         for name in ("learning_rate", "weight_decay", "pathway_lr_multiplier"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        schedules = ("cosine", "warmup_stable_decay")
-        check_option("schedule", self.schedule, self.schedule in schedules, schedules)
+            check_option(f"optimizer.{name}", getattr(self, name), getattr(self, name) >= 0, "at least 0")
 
 
 def parameter_groups(
@@ -84,21 +85,25 @@ def parameter_groups(
 
 
 def schedule_factor(config: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
-    """The learning rate over its peak, as a function of the optimiser steps taken."""
+    """The learning rate over its peak, as a function of the number of optimiser steps taken before.
+
+    The n-th of T steps (n = 1 ... T) has n / warmup in the warmup and ``final_fraction`` at n = T.
+    """
     warmup_steps = max(1, round(config.warmup_fraction * total_steps))
     decay_steps = max(1, round(config.decay_fraction * total_steps))
     floor = config.final_fraction
 
-    def cosine(step: int) -> float:
-        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    def cosine(number: int) -> float:
+        progress = (number - warmup_steps) / (total_steps - warmup_steps)
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    def stable_decay(step: int) -> float:
-        return max(floor, min(1.0, floor + (1 - floor) * (total_steps - step) / decay_steps))
+    def stable_decay(number: int) -> float:
+        return min(1.0, floor + (1 - floor) * (total_steps - number) / decay_steps)
 
     after_warmup = cosine if config.schedule == "cosine" else stable_decay
 
-    def factor(step: int) -> float:
-        return (step + 1) / warmup_steps if step < warmup_steps else after_warmup(step)
+    def factor(taken: int) -> float:
+        number = min(taken + 1, total_steps)  # torch asks for one step after the last
+        return number / warmup_steps if number <= warmup_steps else after_warmup(number)
 
     return factor

@@ -31,6 +31,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from darlit import sharded_checkpoint
 from darlit.backbone import BackboneConfig, Transformer
+from darlit.backbone.compiled import unwrapped
 from darlit.backbone.experts import Experts
 from darlit.backbone.initialise import whole
 from darlit.backbone.transformer import Layer
@@ -115,7 +116,7 @@ def shard(
     branches = replace(root, param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if "bf16" in precision else root
     if expert_mesh is not None:
         _check_experts(transformer.config, expert_mesh["expert"].size())
-    for layer in transformer.layers:
+    for layer in map(unwrapped, transformer.layers):
         assert isinstance(layer, Layer)
         branch = layer.feed_forward
         matrices: list[Any] = [layer.attention.qkv, layer.attention.out]

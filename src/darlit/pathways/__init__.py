@@ -7,6 +7,8 @@ tables know it. darlit's own families are listed in `FAMILIES`.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 from typing import Any
 
 from darlit.errors import DarlitError
@@ -64,6 +66,8 @@ def build(
     Raises:
         ValueError: an unknown name or option, or a value out of range; the message says what is allowed.
     """
+    if name not in families() and name.isidentifier() and importlib.util.find_spec(f"darlit.pathways.{name}"):
+        importlib.import_module(f"darlit.pathways.{name}")  # a file of yours beside darlit's own
     known = families()
     if name not in known:
         raise DarlitError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")

@@ -19,12 +19,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from darlit.errors import DarlitError
+from darlit.fields import check_fields, check_option
 from darlit.ops.dispatch import choose
 from darlit.pathways.cost import Cost
 
@@ -82,20 +83,11 @@ class OncePerPass(Generic[ValueT]):
 class PathwayOptions:
     """Base of every pathway's options: a frozen dataclass whose fields all have defaults.
 
-    Fields typed as ``Literal[...]`` are checked here; subclasses extend ``__post_init__`` with their own ranges.
+    Types are checked here, and that numbers are finite; subclasses extend ``__post_init__`` with their own ranges.
     """
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal:
-                check_option(name, getattr(self, name), getattr(self, name) in get_args(kind), get_args(kind))
-
-
-def check_option(name: str, value: object, valid: bool, allowed: object) -> None:
-    """Raise a one-line DarlitError (a ValueError) that names the option, its value and what is allowed."""
-    if not valid:
-        choices = ", ".join(map(str, allowed)) if isinstance(allowed, tuple) else allowed
-        raise DarlitError(f"{name}={value!r} is not allowed; {name} must be {choices}")
+        check_fields(self)
 
 
 @dataclass(kw_only=True)

@@ -98,7 +98,7 @@ class DarOptions(PathwayOptions):
         check_option("block_size", self.block_size, self.block_size >= 1, "the layers of a block, 1 (full) to L")
         check_option("beta_asymmetry", self.beta_asymmetry, 0 <= self.beta_asymmetry < 1, "at least 0 and below 1")
         check_option("query_init_std", self.query_init_std, self.query_init_std >= 0, "at least 0")
-        # sigmoid(16) is 1 in float32, where rho has no gradient any more.
+        # Little further out, sigmoid rounds to 0 or 1 in float32, where rho has no gradient any more.
         check_option("rho_logit", self.rho_logit, abs(self.rho_logit) <= 16, "between -16 and 16")
         if self.route == "fixed_kv" and self.query_init_std == 0:
             raise DarlitError(

@@ -57,7 +57,7 @@ class MHCOptions(PathwayOptions):
         check_option("num_streams", self.num_streams, self.num_streams >= 1, "at least 1")
         check_option("read_share", self.read_share, 0 < self.read_share < 1, "above 0 and below 1")
         check_option("dynamic_scale", self.dynamic_scale, self.dynamic_scale > 0, "above 0")
-        # exp(16) is where float32 loses everything off the diagonal, and with it the gradient.
+        # Further out, float32 loses what is off the diagonal, and with it the gradient.
         check_option("res_logit", self.res_logit, abs(self.res_logit) <= 16, "between -16 and 16")
 
 

@@ -5,10 +5,10 @@ Every row is a pathway that is really built; its numbers are `Pathway.cost` and 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from darlit.arguments import Parser
 from darlit.errors import DarlitError
 from darlit.markers import markers, replace_between
 from darlit.pathways import Pathway, build
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     Raises:
         DarlitError: see `replace_between`; or too few layers.
     """
-    parser = argparse.ArgumentParser(prog="darlit pathways", description="The table of pathways and what they cost.")
+    parser = Parser(prog="darlit pathways", description="The table of pathways and what they cost.")
     parser.add_argument("--layers", type=int, default=12, help="L of the model that is counted (default 12)")
     parser.add_argument("--width", type=int, default=768, help="D of the model that is counted (default 768)")
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"write it between {BEGIN} and {END} instead")

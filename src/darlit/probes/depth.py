@@ -17,6 +17,7 @@ from torch import Tensor
 from darlit.backbone import Transformer
 from darlit.errors import DarlitError
 from darlit.pathways import Probe
+from darlit.probes.states import pathway_title
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def depth_profile(
     if tokens == 0:
         raise ValueError("depth weights of no batches are not defined; give at least one")
     profile = probe.profile(transformer.config.num_branches, tokens)
-    check_profile(transformer.pathway.title, profile)
+    check_profile(pathway_title(transformer), profile)
     return profile
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from darlit.atomic import partial_file
 from darlit.pathways.contract import BRANCHES_PER_LAYER
 from darlit.probes.cka import CkaMap
 from darlit.probes.depth import DepthProfile, Gate
@@ -38,12 +39,13 @@ ABSENT = "0.9"
 
 def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Draw and write ``<stem>.<kind>``, the same bytes every time; returns the files in the order of ``kinds``."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
     written = [Path(f"{stem}.{kind}") for kind in kinds]
     with _style():
         figure = draw()
-        for file in written:
-            figure.savefig(file, dpi=110, metadata={"svg": {"Date": None}, "png": {"Software": None}}[file.suffix[1:]])
+        for file, kind in zip(written, kinds, strict=True):
+            metadata = {"svg": {"Date": None}, "png": {"Software": None}}[kind]
+            with partial_file(file) as partial:
+                figure.savefig(partial, dpi=110, format=kind, metadata=metadata)
     return written
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from darlit.backbone import Transformer
 from darlit.errors import DarlitError
-from darlit.probes.states import Place, Replacement, depths_and_streams, record
+from darlit.probes.states import Place, Replacement, depths_and_streams, pathway_title, record
 
 Corruption = Literal["sequence", "mean", "zero"]
 """The state of the same token of another sequence of the batch; the batch's mean state; zero."""
@@ -92,7 +92,7 @@ def rescue_curve(
         ValueError: a pathway with one stream, no batches, or a single sequence with nothing to exchange.
     """
     num_depths, num_streams = depths_and_streams(transformer)
-    check_streams(transformer.pathway.title, num_streams)
+    check_streams(pathway_title(transformer), num_streams)
     depths = range(1, num_depths)
     # Column 0: nothing kept; column 1 + j: stream j kept.
     sums = torch.zeros(len(depths), 1 + num_streams, dtype=torch.float64)

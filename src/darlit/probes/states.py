@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from darlit.backbone import Transformer
+from darlit.errors import DarlitError
 from darlit.pathways import Probe
 
 Place = tuple[int, int]
@@ -47,8 +48,22 @@ def record(transformer: Transformer, tokens_BT: Tensor) -> dict[Place, Tensor]:
     return recorder.states
 
 
+def pathway_title(transformer: Transformer) -> str:
+    """The pathway's name in prose; one of your own need not have a title."""
+    return getattr(transformer.pathway, "title", transformer.pathway.name)
+
+
 def depths_and_streams(transformer: Transformer) -> tuple[int, int]:
-    """How many depths and streams a pathway shows, from a forward pass over one token."""
+    """How many depths and streams a pathway shows, from a forward pass over one token.
+
+    Raises:
+        DarlitError: a pathway that shows none.
+    """
     token_11 = torch.zeros(1, 1, dtype=torch.long, device=transformer.head_weight.device)
     places = record(transformer, token_11)
+    if not places:
+        raise DarlitError(
+            f"{pathway_title(transformer)} shows no states; let its start and _write call "
+            "darlit.pathways.contract.observe (CONTRIBUTING.md)"
+        )
     return 1 + max(depth for depth, _ in places), 1 + max(stream for _, stream in places)

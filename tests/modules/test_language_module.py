@@ -59,7 +59,7 @@ def test_a_checkpoint_rebuilds_its_module_with_weights_only(tmp_path: Path) -> N
 
 
 def test_the_base_class_loads_a_checkpoint_of_any_arm(tmp_path: Path) -> None:
-    module = DualAttentionResidualLM(DualAttentionOptions(block_size=2, route="self_kv"), BACKBONE)
+    module = DualAttentionResidualLM(DarOptions(block_size=2, route="self_kv"), BACKBONE)
     run = trainer(tmp_path)
     run.fit(module, batches())
     run.save_checkpoint(tmp_path / "some.ckpt")

@@ -18,16 +18,18 @@ def build_transformer(pathway: str, options: PathwayOptions, config: BackboneCon
     Args:
         pathway: a name that `darlit.pathways.build` knows.
         options: the pathway's.
-        config: the backbone's; its ``implementation`` counts where the pathway has fused operators.
+        config: the backbone's; its ``implementation`` is the pathway's.
+
+    Raises:
+        DarlitError: an implementation that the pathway does not have.
     """
-    fused = config.implementation in pathways.families()[pathway].implementations
     with torch.random.fork_rng(devices=[]):  # what it draws here moves no weight of the backbone
         module = pathways.build(
             pathway,
             num_branches=config.num_branches,
             width=config.width,
             norm_eps=config.norm_eps,
-            implementation=config.implementation if fused else "reference",
+            implementation=config.implementation,
             **asdict(options),
         )
     return Transformer(config, module)

@@ -182,6 +182,7 @@ class RunRecord(pl.Callback):
             "optimizer": {**module.hparams["optimizer"], "gradient_clip": trainer.gradient_clip_val},
             "precision": str(trainer.precision),
             "pathway": {"name": module.pathway_name, **module.hparams["pathway"]},
+            "implementation": module.transformer.pathway.implementation_for(module.transformer.embedding.weight),
             "tokens_seen": self.meters.tokens,
             "passes": data.passes(self.meters.tokens),
             "val_loss_final": self.val_curve["loss"][-1],

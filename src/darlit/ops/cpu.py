@@ -1,4 +1,4 @@
-"""The C++ kernels behind the interface that `darlit.ops.depth` and `darlit.ops.mixing` expect of a backend.
+"""The C++ kernels behind the interface that `darlit.ops.depth` and `darlit.ops.streams` expect of a backend.
 
 Shapes: N tokens, D width, S sources of a read, M streams, J targets, R reads that see a source.
 Streams, outputs and their gradients are ``[N, D]`` with any distance between rows; the rest is float32 and contiguous.

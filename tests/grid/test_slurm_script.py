@@ -119,7 +119,7 @@ def test_a_users_file_gives_defaults_and_options_win(
     assert (directives["partition"], directives["account"], directives["array"]) == ("cpu", "lab1", "0-1%3")
     file.write_text("partitoin: gpu\n")
     assert main(["grid", "submit", str(DEMO), "--dry-run", f"--runs_dir={tmp_path}"]) == 2
-    assert "unknown key 'partitoin'; allowed are partition, account" in capsys.readouterr().err
+    assert "unknown key 'partitoin'; did you mean partition?" in capsys.readouterr().err
 
 
 def test_only_what_is_not_done_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from darlit.backbone import BackboneConfig
 from darlit.callbacks.expert_load import expert_load
 from darlit.modules.dual_attention import DualAttentionResidualLM
 from darlit.modules.residual import ResidualLM
-from darlit.pathways.dual_attention import DualAttentionOptions
+from darlit.pathways.dar import DarOptions
 
 BACKBONE = BackboneConfig(
     vocab_size=50, num_layers=2, width=16, num_heads=2, ffn_width=16, sequence_length=8,
@@ -32,7 +32,7 @@ SPARSE = {
 
 def module(**changes: Any) -> DualAttentionResidualLM:
     torch.manual_seed(0)
-    return DualAttentionResidualLM(DualAttentionOptions(), replace(BACKBONE, **changes))
+    return DualAttentionResidualLM(DarOptions(), replace(BACKBONE, **changes))
 
 
 def batch(seed: int = 0) -> Tensor:

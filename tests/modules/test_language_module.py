@@ -21,7 +21,7 @@ from darlit.modules.dual_attention import DualAttentionResidualLM
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig
 from darlit.modules.residual import ResidualLM
-from darlit.pathways.dual_attention import DualAttentionOptions
+from darlit.pathways.dar import DarOptions
 from darlit.pathways.table import ARMS
 from trained import poison
 
@@ -47,7 +47,7 @@ def batches() -> DataLoader:
 
 
 def test_a_checkpoint_rebuilds_its_module_with_weights_only(tmp_path: Path) -> None:
-    module = DualAttentionResidualLM(DualAttentionOptions(block_size=2, route="self_kv"), BACKBONE)
+    module = DualAttentionResidualLM(DarOptions(block_size=2, route="self_kv"), BACKBONE)
     run = trainer(tmp_path)
     run.fit(module, batches())
     run.save_checkpoint(tmp_path / "some.ckpt")
@@ -142,7 +142,7 @@ def test_wrapped_parts_keep_the_names_and_values_of_a_checkpoint(
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     run = trainer(tmp_path)
-    run.fit(DualAttentionResidualLM(DualAttentionOptions(), BACKBONE), batches())
+    run.fit(DualAttentionResidualLM(DarOptions(), BACKBONE), batches())
     run.save_checkpoint(tmp_path / "some.ckpt")
     with pytest.raises(DarlitError, match="pathway.name is 'dar' there and 'residual' here"):
         trainer(tmp_path, 4).fit(
@@ -152,11 +152,11 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_changes_speed_only_does_not_refuse_a_checkpoint(tmp_path: Path) -> None:
     run = trainer(tmp_path)
-    run.fit(DualAttentionResidualLM(DualAttentionOptions(), BACKBONE), batches())
+    run.fit(DualAttentionResidualLM(DarOptions(), BACKBONE), batches())
     run.save_checkpoint(tmp_path / "some.ckpt")
     checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
     slower = replace(BACKBONE, implementation="reference", checkpoint_layers=True)
-    other = DualAttentionResidualLM(DualAttentionOptions(), slower)
+    other = DualAttentionResidualLM(DarOptions(), slower)
     assert other.transformer.pathway.implementation == "reference"
     other.check_checkpoint(checkpoint)
 

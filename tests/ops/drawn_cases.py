@@ -22,7 +22,7 @@ NARROW = torch.float16 if INTERPRETED else torch.bfloat16
 def cases(draw: Any, widened: bool = False, deep: bool = False) -> dict[str, Any]:
     """A pathway, its options and what flows through it.
 
-    ``widened``: Hyper-Connections too, which have no Triton kernels. ``deep``: so many small blocks that some of any
+    ``widened``: Hyper-Connections too. ``deep``: so many small blocks that some of any
     case's reads take two phases.
     """
     layers = draw(st.integers(12, 14) if deep else st.integers(1, 4))

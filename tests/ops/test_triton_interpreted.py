@@ -26,9 +26,9 @@ def test_a_few_widths():
 
 
 def test_two_phases():
-    file = HERE / "test_two_phase.py"
+    file = HERE / "test_prefetch.py"
     interpret(
-        f"{file}::test_mixes_of_wide_rows[5-1027]", f"{file}::test_two_phases_run_where_they_move_less[attnres-True]"
+        f"{file}::test_two_phases_run_where_they_move_less[attnres-True]", str(HERE / "test_depth.py"), "-k", "not 2049"
     )
 
 
@@ -39,4 +39,19 @@ def test_everything():
 
 @pytest.mark.slow
 def test_everything_of_two_phases():
-    interpret(str(HERE / "test_two_phase.py"))
+    interpret(str(HERE / "test_prefetch.py"))
+
+
+def test_a_few_widened_streams():
+    file = HERE / "test_widened_streams.py"
+    interpret(
+        f"{file}::test_written_stream_o_takes_row_o_of_an_asymmetric_matrix",
+        f"{file}::test_logits_far_apart_stay_finite_and_doubly_stochastic[3]",
+        f"{file}::test_hc_bias_of_res_counts_by_the_written_stream",
+        f"{HERE / 'test_launches.py'}::test_a_branch_is_eight_launches_and_two_sums[mhc]",
+    )
+
+
+@pytest.mark.slow
+def test_everything_of_widened_streams():
+    interpret(str(HERE / "test_widened_streams.py"), str(HERE / "test_launches.py"))

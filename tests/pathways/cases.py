@@ -78,7 +78,7 @@ def drive(
     pathway: Pathway, embedding: Tensor, branches: Sequence[Branch], probe: Probe | None = None
 ) -> tuple[list[Tensor], Tensor, PathwayState]:
     """Run all branches; returns what each read, the final hidden state, and the state."""
-    state = pathway.start(embedding, probe)
+    state = pathway.start(embedding) if probe is None else pathway.start(embedding, probe)
     inputs = []
     for i, branch in enumerate(branches):
         inputs.append(state.read(i))

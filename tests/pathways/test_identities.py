@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from darlit.ops import reference
-from darlit.pathways.manifold_hyper_connections import doubly_stochastic, sinkhorn
+from darlit.ops.reference import doubly_stochastic, sinkhorn
+from darlit.pathways.history import transport
 from pathways.cases import BRANCHES, WIDTH, drive, make, plain_branches, randn
 
 NEVER = 1e3
@@ -41,7 +41,7 @@ def test_rho_transport_is_sinkhorn_of_two_by_two_logits():
     logits = 2 * randn(40, 2, 2, seed=3)
     rho = torch.sigmoid((logits[:, 0, 0] + logits[:, 1, 1] - logits[:, 0, 1] - logits[:, 1, 0]) / 2)
     one, two = randn(40, WIDTH, seed=4), randn(40, WIDTH, seed=5)
-    carried = reference.transport((one, two), rho.unsqueeze(-1))
+    carried = transport((one, two), rho.unsqueeze(-1))
     for matrix in (sinkhorn(logits, 3000), doubly_stochastic(logits)):
         for o, got in enumerate(carried):
             wanted = matrix[:, o, :1] * one + matrix[:, o, 1:] * two
@@ -50,7 +50,7 @@ def test_rho_transport_is_sinkhorn_of_two_by_two_logits():
 
 def test_transport_keeps_the_sum_and_shrinks_the_difference():
     one, two, rho = randn(40, WIDTH, seed=4), randn(40, WIDTH, seed=5), torch.rand(40, 1, dtype=torch.double)
-    left, right = reference.transport((one, two), rho)
+    left, right = transport((one, two), rho)
     torch.testing.assert_close(left + right, one + two, rtol=0, atol=1e-12)
     torch.testing.assert_close(left - right, (2 * rho - 1) * (one - two), rtol=0, atol=1e-12)
 
@@ -68,8 +68,8 @@ def test_mhc_with_two_streams_exchanges_as_dar_does():
         pathway.res_bias_INN[0].copy_(randn(2, 2, seed=9))
     (a, b), (c, d) = pathway.res_bias_INN[0]
     streams = (randn(2, 5, WIDTH, seed=4), randn(2, 5, WIDTH, seed=5))
-    res = pathway.mixing(1, streams, "reference").res
-    carried = reference.transport(streams, torch.sigmoid((a + d - b - c) / 2))
+    res = pathway.mixing(1, streams).res
+    carried = transport(streams, torch.sigmoid((a + d - b - c) / 2))
     for o, wanted in enumerate(carried):
         got = sum(res[..., o, i, None] * streams[i] for i in (0, 1))
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from darlit.ops.reference import doubly_stochastic
 from darlit.pathways import Probe
-from darlit.pathways.manifold_hyper_connections import doubly_stochastic
 from darlit.pathways.table import ARMS
 from pathways.cases import VARIANTS, token_batch, transformer
 

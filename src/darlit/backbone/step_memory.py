@@ -180,8 +180,8 @@ def _copy(model: Transformer, layers: int, placement: Placement, checkpoint_laye
     _set_dtype(copy, placement.parameter_dtype)
     _set_dtype(copy.layers, placement.branch_dtype)
     # The fused operators are one bookkeeping over several kernels, and of fake tensors only that runs.
-    implementation = "cpu" if _is_fused(theirs.implementation, placement) else "reference"
-    pathway.implementation_for = lambda embedding_BTD, probe: implementation  # type: ignore[method-assign]
+    implementation = "shapes" if _is_fused(theirs.implementation, placement) else "reference"
+    pathway.implementation_for = lambda embedding_BTD, probe: implementation  # type: ignore[method-assign,misc,assignment]
     for norm in copy.modules():
         if isinstance(norm, nn.RMSNorm) and placement.device_type == "cuda":
             norm.forward = partial(_norm_on_gpu, norm)  # type: ignore[method-assign]

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from darlit import pathways
-from darlit.ops.two_phase import two_phases_pay
-from darlit.pathways.blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -93,47 +91,6 @@ def path_work(arm: str, shape: Shape, implementation: str = "auto") -> PathWork:
 
 
 def moved_tensors(arm: str, layers: int) -> int | None:
-    """How many ``[N, D]`` tensors the fused algorithm must move, forward and backward; None: no floor derived.
-
-    Each tensor that an operator needs is counted once per operator, as in docs/performance.md:
-    a read takes its S sources of M streams and gives x and J - 1 spreads; where two phases pay, the completed sources
-    are read once for a block and each of its reads takes J mixes of them instead. A write takes the output and the
-    carried streams and gives new ones. Backward, a read takes its gradient, x and the spreads, and a write takes the
-    answers of its A readers, its streams and what arrived for them, the carried streams and the output, and gives the
-    gradients of both.
-    """
-    name, options = ARMS[arm]
-    branches = 2 * layers
-    if name == "residual":
-        return 3 * branches + branches  # x + y -> x; backward the read's gradient is added to the one carried
-    if name not in ("attnres", "dar"):
-        return None
-    streams = 2 if name == "dar" else 1
-    per_block = 2 * options.get("block_size", 1) if name == "dar" else max(1, 2 * options.get("block_size", 0))
-
-    blocks = Blocks(branches, per_block)
-    ends = [branch for branch in range(branches) if blocks.ends(branch)]
-    moved = 1 + 1 + branches + 1  # the embedding's logits; its gradient: itself, its readers' answers, the sum
-    sources, ahead = 1, range(0)
-    for read in range(1, branches + 1):
-        partial = read - 1 not in ends
-        sources += not partial
-        completed = 1 + streams * (sources - 1)  # the embedding's streams are one tensor
-        if not partial:
-            ahead = blocks.reads_of_next(read - 1)
-            if two_phases_pay(len(ahead), sources, streams, streams):
-                moved += completed + streams * len(ahead)
-            else:
-                ahead = range(0)
-        moved += (streams if read in ahead else completed) + streams * partial + 1 + (streams - 1)  # x, spread
-        moved += 2 + (streams - 1)  # backward: gradient, x, spread
-    for branch in range(branches):
-        carried = streams * (branch % per_block != 0)
-        readers = branches - branch if branch in ends else 1
-        arrived = 0 if branch in ends else streams
-        if name == "attnres":
-            # An output that is an entry is only read for its logits. A running sum is a plain addition.
-            moved += 1 + (3 if carried else 0) + readers + 1 + 1 + (3 if arrived else 0)
-        else:
-            moved += 1 + carried + streams + readers + streams + arrived + carried + 1 + 1 + carried
-    return moved
+    """How many ``[N, D]`` tensors the fused algorithm must move, forward and backward; None: no floor derived."""
+    cost = build(arm, Shape(width=1, layers=layers)).cost()
+    return None if cost is None else cost.step

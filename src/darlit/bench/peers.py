@@ -1,4 +1,4 @@
-"""What the arms are compared with: the naive DAR that anyone would write first, and other people's packages.
+"""Other people's packages that the arms are compared with.
 
 Each peer computes what its name says for the same given outputs; a package that is not installed is left out, by name.
 """
@@ -9,63 +9,11 @@ import importlib.util
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darlit.bench.arms import Shape
-from darlit.pathways.dual_attention import DualAttention, DualAttentionOptions
 
 EPS = 1e-6
-
-
-class NaiveDarState:
-    """DAR-Full as its equations read: stack, RMSNorm, einsum, softmax, einsum, per read and stream."""
-
-    def __init__(self, pathway: DualAttention, embedding: Tensor) -> None:
-        self.pathway = pathway
-        self.history: list[list[Tensor]] = [[embedding], [embedding]]
-        self.partial: list[Tensor] | None = None
-
-    def read(self, branch: int) -> Tensor:
-        if branch == 0:
-            return self.history[0][0]
-        alpha = self.pathway.alpha(branch, None)
-        stacks = [
-            torch.stack(self.history[j] if self.partial is None else [*self.history[j], self.partial[j]])
-            for j in (0, 1)
-        ]
-        mixed = []
-        for j in (0, 1):
-            keys = F.rms_norm(stacks[1 - j], stacks[j].shape[-1:], eps=EPS)
-            weights = torch.einsum("sbtd,d->sbt", keys, self.pathway.queries_JRD[j, branch - 1]).softmax(0)
-            mixed.append(torch.einsum("sbt,sbtd->btd", weights, stacks[j]))
-        return alpha * mixed[0] + (1 - alpha) * mixed[1]
-
-    def write(self, branch: int, output: Tensor) -> None:
-        beta = 2 * self.pathway.beta(branch, None)
-        if self.partial is None:
-            self.partial = [beta[j] * output for j in (0, 1)]
-        else:
-            rho, old = self.pathway.rho(branch, None), self.partial
-            self.partial = [rho * old[j] + (1 - rho) * old[1 - j] + beta[j] * output for j in (0, 1)]
-        if self.pathway.blocks.ends(branch):
-            for j in (0, 1):
-                self.history[j].append(self.partial[j])
-            self.partial = None
-
-    def finish(self) -> Tensor:
-        return self.read(self.pathway.num_branches)
-
-
-class NaiveDar(nn.Module):
-    """The parameters of the real one, and the naive state."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.real = DualAttention(shape.branches, shape.width, DualAttentionOptions(), EPS)
-
-    def start(self, embedding: Tensor) -> NaiveDarState:
-        return NaiveDarState(self.real, embedding)
 
 
 class FlaAttnRes(nn.Module):
@@ -267,10 +215,6 @@ PEERS: dict[str, Peer] = {
     "liger-kernel mhc2": Peer("liger-kernel", "liger_kernel", LigerMHC, needs_gpu=True),
     "flash-attn-res attnres_block4": Peer("flash-attn-res", "flash_attn_res", FlashAttnRes, needs_gpu=True),
 }
-
-
-def naive_dar(shape: Shape) -> nn.Module:
-    return NaiveDar(shape).to(shape.device)
 
 
 def installed(shape: Shape) -> dict[str, nn.Module]:

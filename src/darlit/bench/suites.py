@@ -14,12 +14,13 @@ from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, fitting, moved_tensors, path_work
+from darlit.bench.dense import Dense
 from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
 from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
-from darlit.pathways.blocks import Blocks
-from darlit.pathways.depth_history import DepthHistory, Source
+from darlit.pathways.fused_history import FusedHistory
+from darlit.pathways.history import Blocks, Layout, PlainHistory
 
 Rows = list[dict[str, Any]]
 BASELINE = "residual"
@@ -32,7 +33,7 @@ def path(shape: Shape, rounds: int) -> Rows:
         if arm not in works:
             continue
         works[f"{arm} (reference)"] = path_work(arm, shape, "reference")
-    works["dar_full (naive)"] = PathWork(peers.naive_dar(shape), shape)
+    works["dar_full (naive)"] = PathWork(Dense(build("dar_full", shape)), shape)
     for name, module in peers.installed(shape).items():
         works[name] = PathWork(module, shape)
     device = torch.device(shape.device)
@@ -138,28 +139,18 @@ class PartWork(PathWork):
         self.implementation = choose("auto", device.type, getattr(torch, shape.dtype))
 
     def forward(self) -> list[Tensor]:
-        history = DepthHistory(
-            queries_JRD=self.queries,
-            key_streams=self.keys,
-            value_streams=self.values,
-            first_choice=1,
-            norm_eps=1e-6,
-            implementation=self.implementation,
-        )
-        history = history.append(history.source((self.embedding,) * self.streams, first_read=0))
-        shares, blocks = [1.0 / self.streams] * self.streams, Blocks(self.shape.branches, size=2)
-        partial: Source | None = None
+        layout = Layout(self.keys, self.values, Blocks(self.shape.branches, size=2))
+        streams = (self.embedding,) * self.streams
+        if self.implementation == "reference":
+            history: Any = PlainHistory(layout, self.queries, 1e-6)
+        else:
+            history = FusedHistory(layout, self.queries, 1e-6, self.implementation, streams)
+        history.put(-1, streams)
+        shares = torch.full((len(self.keys),), 1 / len(self.keys), device=self.embedding.device)
         reads = []
         for branch, output in enumerate(self.outputs):
-            reads.append(history.read(branch, shares, partial))
-            carried = None if partial is None else partial.streams
-            rho = self.rho if self.gated and carried else None
-            last = None if blocks.ends(branch) else branch + 1
-            written = history.write(carried, output, rho=rho, beta=self.beta, first_read=branch + 1, last_read=last)
-            if last is None:
-                history, partial = history.append(written).mix_ahead(blocks.reads_of_next(branch)), None
-            else:
-                partial = written
+            reads.append(history.read(branch, shares))
+            history.write(branch, output, self.beta, self.rho if self.gated and history.carried else None)
         return [*reads, history.read(self.shape.branches, shares)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from darlit.backbone import BackboneConfig
 from darlit.modules.language_module import LanguageModule
 from darlit.modules.optimizer import OptimizerConfig
-from darlit.pathways.attention import AttentionOptions
+from darlit.pathways.attnres import AttnResOptions
 
 
 class AttentionResidualLM(LanguageModule):
@@ -15,7 +15,7 @@ class AttentionResidualLM(LanguageModule):
 
     def __init__(
         self,
-        pathway: AttentionOptions = AttentionOptions(),
+        pathway: AttnResOptions = AttnResOptions(),
         backbone: BackboneConfig = BackboneConfig(),
         optimizer: OptimizerConfig = OptimizerConfig(),
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from darlit.backbone import BackboneConfig
 from darlit.modules.language_module import LanguageModule
 from darlit.modules.optimizer import OptimizerConfig
-from darlit.pathways.dual_attention import DualAttentionOptions
+from darlit.pathways.dar import DarOptions
 
 
 class DualAttentionResidualLM(LanguageModule):
@@ -15,7 +15,7 @@ class DualAttentionResidualLM(LanguageModule):
 
     def __init__(
         self,
-        pathway: DualAttentionOptions = DualAttentionOptions(),
+        pathway: DarOptions = DarOptions(),
         backbone: BackboneConfig = BackboneConfig(),
         optimizer: OptimizerConfig = OptimizerConfig(),
     ) -> None:

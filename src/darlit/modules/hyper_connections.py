@@ -5,7 +5,7 @@ from __future__ import annotations
 from darlit.backbone import BackboneConfig
 from darlit.modules.language_module import LanguageModule
 from darlit.modules.optimizer import OptimizerConfig
-from darlit.pathways.hyper_connections import HyperConnectionsOptions
+from darlit.pathways.hc import HCOptions
 
 
 class HyperConnectionsLM(LanguageModule):
@@ -15,7 +15,7 @@ class HyperConnectionsLM(LanguageModule):
 
     def __init__(
         self,
-        pathway: HyperConnectionsOptions = HyperConnectionsOptions(),
+        pathway: HCOptions = HCOptions(),
         backbone: BackboneConfig = BackboneConfig(),
         optimizer: OptimizerConfig = OptimizerConfig(),
     ) -> None:

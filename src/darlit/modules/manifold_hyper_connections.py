@@ -5,7 +5,7 @@ from __future__ import annotations
 from darlit.backbone import BackboneConfig
 from darlit.modules.language_module import LanguageModule
 from darlit.modules.optimizer import OptimizerConfig
-from darlit.pathways.manifold_hyper_connections import ManifoldHyperConnectionsOptions
+from darlit.pathways.mhc import MHCOptions
 
 
 class ManifoldHyperConnectionsLM(LanguageModule):
@@ -15,7 +15,7 @@ class ManifoldHyperConnectionsLM(LanguageModule):
 
     def __init__(
         self,
-        pathway: ManifoldHyperConnectionsOptions = ManifoldHyperConnectionsOptions(),
+        pathway: MHCOptions = MHCOptions(),
         backbone: BackboneConfig = BackboneConfig(),
         optimizer: OptimizerConfig = OptimizerConfig(),
     ) -> None:

@@ -25,7 +25,7 @@ import torch
 from darlit.cache_folder import cache_folder
 from darlit.errors import DarlitError
 
-SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp", "streams.cpp", "two_phase.cpp")]
+SOURCES = [Path(__file__).with_name(name) for name in ("depth.cpp", "gates.cpp", "streams.cpp")]
 HEADERS = [Path(__file__).with_name("rows.h")]
 MAPS = Path("/proc/self/maps")
 """What this process has loaded, on Linux."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -12,6 +13,12 @@ from darlit.errors import DarlitError
 
 Implementation = Literal["auto", "reference", "cpu", "triton"]
 IMPLEMENTATIONS = get_args(Implementation)
+
+
+def backend(implementation: str) -> ModuleType:
+    """The module with the kernels: ``cpu``, ``triton``, or ``shapes``, which computes nothing."""
+    name = {"cpu": "cpu", "triton": "triton_kernels", "shapes": "shapes"}[implementation]
+    return importlib.import_module(f"darlit.ops.{name}")
 
 
 @torch.compiler.assume_constant_result

@@ -49,7 +49,7 @@ void stream_mix(int64_t tokens, int width, int outputs, int sources, const Rows*
     }
 }
 
-// dsource[s] = sum_o c[o, s] g[o] and dc[o, s] = <g[o], source[s]>.
+// dsource[s] = sum_o c[o, s] g[o], where wanted, and dc[o, s] = <g[o], source[s]>.
 template <class T>
 void stream_mix_backward(int64_t tokens, int width, int outputs, int sources, const Rows* gradient, const Rows* source,
                          const float* c, int64_t c_row, const Rows* source_gradient, float* dc, int threads) {
@@ -62,9 +62,9 @@ void stream_mix_backward(int64_t tokens, int width, int outputs, int sources, co
             for (int o = 0; o < outputs; ++o) g[o] = gradient[o].row<T>(n);
             for (int s = 0; s < sources; ++s) {
                 rows[s] = source[s].row<T>(n);
-                to[s] = Output<T>(source_gradient[s], n, tokens, width);
+                if (source_gradient) to[s] = Output<T>(source_gradient[s], n, tokens, width);
             }
-            mix_to_all(sources, outputs, g.data(), c + n * c_row, 1, sources, to.data(), width);
+            if (source_gradient) mix_to_all(sources, outputs, g.data(), c + n * c_row, 1, sources, to.data(), width);
             for (int o = 0; o < outputs; ++o)
                 dots(g[o], sources, rows.data(), dc + (n * outputs + o) * sources, width);
         }
@@ -110,10 +110,13 @@ void vector_logits(int64_t tokens, int width, int streams, int count_of_rows, co
     }
 }
 
+// dx_m = arrived_m + c_m g (where there are such) + what flows through the logits. Of several groups of streams this is
+// one: `group` counts them, `c` is that of its first stream, and the weights' gradient is added to from the second on.
 template <class T>
 void vector_logits_backward(int64_t tokens, int width, int streams, int count_of_rows, const float* gradient,
                             const float* logits, const float* scale, const Rows* stream, const float* weights,
-                            const Rows* stream_gradient, float* weights_gradient, int threads) {
+                            const Rows* stream_gradient, float* weights_gradient, const Rows* arrived, const float* c,
+                            int64_t c_row, const Rows* mixed_gradient, int group, int threads) {
     const int wide = padded(width), length = streams * wide, rows = count_of_rows;
     const std::vector<float> w = padded_rows(weights, rows * streams, width, wide);
     std::vector<std::vector<float>> dw_of_threads(threads);
@@ -141,7 +144,10 @@ void vector_logits_backward(int64_t tokens, int width, int streams, int count_of
                         for (int v = 0; v < vectors; ++v, d += LANES) {
                             const Lanes value = load(from + d, lanes);
                             store(x_t + d, value, LANES);
-                            store(dx_t + d, -back * value, LANES);
+                            Lanes start = -back * value;
+                            if (arrived) start += load(arrived[m].row<T>(n) + d, lanes);
+                            if (c) start += c[n * c_row + m] * load(mixed_gradient->row<T>(n) + d, lanes);
+                            store(dx_t + d, start, LANES);
                         }
                     });
                 }
@@ -159,7 +165,8 @@ void vector_logits_backward(int64_t tokens, int width, int streams, int count_of
         }
         finish_streaming();
     }
-    for (const std::vector<float>& dw : dw_of_threads)  // in order, so that a run repeats to the last bit
+    if (group == 0) std::fill(weights_gradient, weights_gradient + int64_t(rows) * streams * width, 0.0f);
+    for (const std::vector<float>& dw : dw_of_threads)  // in order, so that a run repeats bit-exactly
         for (int i = 0; i < rows * streams && !dw.empty(); ++i)
             for (int d = 0; d < width; ++d) weights_gradient[int64_t(i) * width + d] += dw[int64_t(i) * wide + d];
 }
@@ -189,8 +196,11 @@ void darlit_vector_logits(int type, int64_t tokens, int width, int streams, int 
 
 void darlit_vector_logits_backward(int type, int64_t tokens, int width, int streams, int rows, const float* gradient,
                                    const float* logits, const float* scale, const Rows* stream, const float* weights,
-                                   const Rows* stream_gradient, float* weights_gradient, int threads) {
+                                   const Rows* stream_gradient, float* weights_gradient, const Rows* arrived,
+                                   const float* coefficients, int64_t coefficients_row, const Rows* mixed_gradient,
+                                   int group, int threads) {
     DARLIT_FOR_TYPE(vector_logits_backward, tokens, width, streams, rows, gradient, logits, scale, stream, weights,
-                    stream_gradient, weights_gradient, threads)
+                    stream_gradient, weights_gradient, arrived, coefficients, coefficients_row, mixed_gradient, group,
+                    threads)
 }
 }

@@ -4,33 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from darlit.ops.triton_forward import logit_tables
-from darlit.ops.triton_rows import (
-    addresses,
-    aligned,
-    bits,
-    launch,
-    load_rows,
-    numbers,
-    pointers,
-    store_rows,
-    token_stride,
-)
+from darlit.ops.triton_rows import aligned, bits, by_address, launch, load_rows, pointers, store_rows, token_stride
+from darlit.ops.triton_tables import IncomingAddresses
+
+VARYING = [
+    "read", "strides", "incoming", "first", "first_read", "tokens", "reads", "shares_row", "rho_row",
+    "beta_row", "queries_row",
+]  # fmt: skip
+ANYWHERE = ["tensors", "sources", "lse", "shares", "scalars", "logits", "scale", "rho", "beta", "products", "gates"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=ANYWHERE)
 def depth_read_backward_kernel(
-    table,  # the output's gradient, the output, J - 1 spreads
+    tensors,  # the output's gradient, the output, J - 1 spreads
+    strides,
     lse,
     shares,
-    answer,
-    kind,
+    scalars,
     tokens,
     width,
     shares_row,
@@ -40,45 +37,45 @@ def depth_read_backward_kernel(
     BLOCK: tl.constexpr,
 ):
     """The answer ``[N, 3 J]``: log-sum-exp, shares, ``<gradient, h_j>``; ``h_0 = x - sum_j share_j spread_j``."""
-    dtype: tl.constexpr = kind.dtype.element_ty
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
     column_D = tl.arange(0, BLOCK)
     mask_TD = alive_T[:, None] & (column_D < width)[None, :]
-    gradient_TD = load_rows(table, 0, token_T, column_D, mask_TD, dtype, ALIGNED)
-    first_T = tl.sum(gradient_TD * load_rows(table, 1, token_T, column_D, mask_TD, dtype, ALIGNED), axis=1)
-    answer_T = answer + token_T * 3 * J
+    gradient_TD = load_rows(tensors[0], strides[0], token_T, column_D, mask_TD, ALIGNED)
+    first_T = tl.sum(gradient_TD * load_rows(tensors[1], strides[1], token_T, column_D, mask_TD, ALIGNED), axis=1)
+    scalars_T = scalars + token_T * 3 * J
     delta_T = first_T
     for j in tl.static_range(J):
-        tl.store(answer_T + j, tl.load(lse + token_T * J + j, mask=alive_T, other=0.0), mask=alive_T)
+        tl.store(scalars_T + j, tl.load(lse + token_T * J + j, mask=alive_T, other=0.0), mask=alive_T)
         share_T = tl.full([TOKENS], 1.0, tl.float32)
         if J > 1:
             share_T = tl.load(shares + token_T * shares_row + j, mask=alive_T, other=0.0)
-        tl.store(answer_T + J + j, share_T, mask=alive_T)
+        tl.store(scalars_T + J + j, share_T, mask=alive_T)
         if j > 0:
-            spread_TD = load_rows(table, 1 + j, token_T, column_D, mask_TD, dtype, ALIGNED)
+            spread_TD = load_rows(tensors[1 + j], strides[1 + j], token_T, column_D, mask_TD, ALIGNED)
             delta_T = tl.sum(gradient_TD * spread_TD, axis=1)
             first_T -= share_T * delta_T
-    tl.store(answer_T + 2 * J, first_T, mask=alive_T)
+    tl.store(scalars_T + 2 * J, first_T, mask=alive_T)
     for j in tl.static_range(1, J):
         if J > 2:  # with two targets the one delta is still at hand
-            spread_TD = load_rows(table, 1 + j, token_T, column_D, mask_TD, dtype, ALIGNED)
+            spread_TD = load_rows(tensors[1 + j], strides[1 + j], token_T, column_D, mask_TD, ALIGNED)
             delta_T = tl.sum(gradient_TD * spread_TD, axis=1)
-        tl.store(answer_T + 2 * J + j, first_T + delta_T, mask=alive_T)
+        tl.store(scalars_T + 2 * J + j, first_T + delta_T, mask=alive_T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=ANYWHERE)
 def depth_read_backward_from_sources_kernel(
-    table,  # the output's gradient, S * M sources
-    logits,  # S times: address, token distance, target distance of [N, J] float32 logits
+    tensors,  # the output's gradient, then of every source M streams
+    sources,  # of every source the logits
+    strides,  # of the tensors; of every logits the distances of tokens and of targets, and minus the first read
     lse,
     shares,
-    answer,
-    kind,
-    sources,
+    scalars,
+    read,
     tokens,
     width,
     shares_row,
+    S: tl.constexpr,
     M: tl.constexpr,
     J: tl.constexpr,
     VALUES: tl.constexpr,
@@ -86,35 +83,42 @@ def depth_read_backward_from_sources_kernel(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The same answer with ``<gradient, h_j> = sum_s weight_js <gradient, v^j_s>``."""
-    dtype: tl.constexpr = kind.dtype.element_ty
+    """The same scalars with ``<gradient, h_j> = sum_s weight_js <gradient, v^j_s>``; a few sources."""
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
     column_D = tl.arange(0, BLOCK)
     mask_TD = alive_T[:, None] & (column_D < width)[None, :]
-    gradient_TD = load_rows(table, 0, token_T, column_D, mask_TD, dtype, ALIGNED)
-    answer_T = answer + token_T * 3 * J
+    gradient_TD = load_rows(tensors[0], strides[0], token_T, column_D, mask_TD, ALIGNED)
+    scalars_T = scalars + token_T * 3 * J
     for j in tl.static_range(J):
         lse_T = tl.load(lse + token_T * J + j, mask=alive_T, other=0.0)
         delta_T = tl.zeros([TOKENS], tl.float32)
-        for s in range(sources):
-            address = tl.load(logits + 3 * s).to(tl.pointer_type(tl.float32))
-            offset_T = token_T.to(tl.int64) * tl.load(logits + 3 * s + 1) + j * tl.load(logits + 3 * s + 2)
-            weight_T = tl.exp(tl.load(address + offset_T, mask=alive_T, other=0.0) - lse_T)
-            value_TD = load_rows(table, 1 + s * M + ((VALUES >> j) & 1), token_T, column_D, mask_TD, dtype, ALIGNED)
+        for s in tl.static_range(S):
+            logit_T = sources[s] + token_T.to(tl.int64) * strides[1 + S * M + 3 * s]
+            logit_T += j * strides[2 + S * M + 3 * s] + read + strides[3 + S * M + 3 * s]
+            weight_T = tl.exp(tl.load(logit_T, mask=alive_T, other=0.0) - lse_T)
+            value_TD = load_rows(
+                tensors[1 + s * M + ((VALUES >> j) & 1)],
+                strides[1 + s * M + ((VALUES >> j) & 1)],
+                token_T,
+                column_D,
+                mask_TD,
+                ALIGNED,
+            )
             delta_T += weight_T * tl.sum(gradient_TD * value_TD, axis=1)
         share_T = tl.full([TOKENS], 1.0, tl.float32)
         if J > 1:
             share_T = tl.load(shares + token_T * shares_row + j, mask=alive_T, other=0.0)
-        tl.store(answer_T + j, lse_T, mask=alive_T)
-        tl.store(answer_T + J + j, share_T, mask=alive_T)
-        tl.store(answer_T + 2 * J + j, delta_T, mask=alive_T)
+        tl.store(scalars_T + j, lse_T, mask=alive_T)
+        tl.store(scalars_T + J + j, share_T, mask=alive_T)
+        tl.store(scalars_T + 2 * J + j, delta_T, mask=alive_T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=ANYWHERE)
 def stream_write_backward_kernel(
-    table,  # M written, M gradients of them, M carried, the output, M gradients of the carried, that of the output
-    answers,  # A times: column, address and row distance of the gradient, address of the [N, 3 J] scalars
+    tensors,  # M written, M gradients of them, M carried, the output, M gradients of the carried, that of the output
+    strides,
+    table,  # of records, see `triton_tables`
     logits,
     scale,
     rho,
@@ -122,13 +126,15 @@ def stream_write_backward_kernel(
     queries,
     products,
     gates,
-    kind,
-    answered,
+    incoming,
+    first,
+    first_read,
     tokens,
     width,
     reads,
     rho_row,
     beta_row,
+    queries_row,
     M: tl.constexpr,
     J: tl.constexpr,
     KEYS: tl.constexpr,
@@ -138,40 +144,42 @@ def stream_write_backward_kernel(
     OUTPUT: tl.constexpr,
     RHO: tl.constexpr,
     BETA: tl.constexpr,
+    ADD: tl.constexpr,  # products are zero and added to: some reads have no record, or two
     ALIGNED: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Gradients of carried streams, output, gates ``[N, M + 1]`` and of the products <w, x> ``[N, J, R]``."""
-    dtype: tl.constexpr = kind.dtype.element_ty
+    dtype: tl.constexpr = tensors[0].dtype.element_ty
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     alive_T = token_T < tokens
     column_D = tl.arange(0, BLOCK)
     in_width_D = column_D < width
     mask_TD = alive_T[:, None] & in_width_D[None, :]
 
-    x0_TD = load_rows(table, 0, token_T, column_D, mask_TD, dtype, ALIGNED)
+    x0_TD = load_rows(tensors[0], strides[0], token_T, column_D, mask_TD, ALIGNED)
     scale0_T = tl.load(scale + token_T * M, mask=alive_T, other=0.0)
     dx0_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
     dx1_TD = tl.zeros([TOKENS, BLOCK], tl.float32)
     through0_T = tl.zeros([TOKENS], tl.float32)
     through1_T = tl.zeros([TOKENS], tl.float32)
     if ARRIVED & 1:
-        dx0_TD = load_rows(table, M, token_T, column_D, mask_TD, dtype, ALIGNED)
+        dx0_TD = load_rows(tensors[M], strides[M], token_T, column_D, mask_TD, ALIGNED)
     x1_TD = x0_TD
     scale1_T = scale0_T
     if M == 2:
-        x1_TD = load_rows(table, 1, token_T, column_D, mask_TD, dtype, ALIGNED)
+        x1_TD = load_rows(tensors[1], strides[1], token_T, column_D, mask_TD, ALIGNED)
         scale1_T = tl.load(scale + token_T * M + 1, mask=alive_T, other=0.0)
         if ARRIVED & 2:
-            dx1_TD = load_rows(table, M + 1, token_T, column_D, mask_TD, dtype, ALIGNED)
+            dx1_TD = load_rows(tensors[M + 1], strides[M + 1], token_T, column_D, mask_TD, ALIGNED)
 
-    for a in range(answered):
-        column = tl.load(answers + 4 * a)
-        address, stride = tl.load(answers + 4 * a + 1), tl.load(answers + 4 * a + 2)
+    for a in range(incoming):
+        record = table + 4 * (first + a)
+        column = tl.load(record) - first_read
+        address, stride = tl.load(record + 1), tl.load(record + 2)
         pointer_T = pointers(address, stride, token_T, dtype, ALIGNED)
         g_TD = tl.load(pointer_T[:, None] + column_D[None, :], mask=mask_TD, other=0.0).to(tl.float32)
-        scalars_T = tl.load(answers + 4 * a + 3).to(tl.pointer_type(tl.float32)) + token_T * 3 * J
+        scalars_T = tl.load(record + 3).to(tl.pointer_type(tl.float32)) + token_T * 3 * J
         dot0_T = tl.sum(g_TD * x0_TD, axis=1)
         dot1_T = dot0_T
         if M == 2:
@@ -181,7 +189,7 @@ def stream_write_backward_kernel(
             weight_T = tl.load(scalars_T + J + j, mask=alive_T, other=0.0)
             weight_T *= tl.exp(logit_T - tl.load(scalars_T + j, mask=alive_T, other=0.0))
             delta_T = tl.load(scalars_T + 2 * J + j, mask=alive_T, other=0.0)
-            query_D = tl.load(queries + (j * reads + column) * width + column_D, mask=in_width_D, other=0.0)
+            query_D = tl.load(queries + j * queries_row + column * width + column_D, mask=in_width_D, other=0.0)
             if ((VALUES >> j) & 1) == 0:
                 dlogit_T = weight_T * (dot0_T - delta_T)
                 dx0_TD += weight_T[:, None] * g_TD
@@ -196,25 +204,40 @@ def stream_write_backward_kernel(
                 product_T = dlogit_T * scale1_T
                 through1_T += dlogit_T * logit_T
                 dx1_TD += product_T[:, None] * query_D[None, :]
-            tl.store(products + (token_T * J + j) * reads + column, product_T, mask=alive_T)
+            product = products + (token_T * J + j) * reads + column
+            if ADD:
+                product_T += tl.load(product, mask=alive_T, other=0.0)
+            tl.store(product, product_T, mask=alive_T)
     dx0_TD -= (through0_T * scale0_T * scale0_T / width)[:, None] * x0_TD
     if M == 2:
         dx1_TD -= (through1_T * scale1_T * scale1_T / width)[:, None] * x1_TD
 
     if OUTPUT:
-        y_TD = load_rows(table, 3 * M, token_T, column_D, mask_TD, dtype, ALIGNED)
-        tl.store(gates + token_T * (M + 1), tl.sum(dx0_TD * y_TD, axis=1), mask=alive_T)
-        dy_TD = dx0_TD
+        beta0_T = tl.full([TOKENS], 1.0, tl.float32)
+        beta1_T = beta0_T
         if BETA:
-            dy_TD = tl.load(beta + token_T * beta_row, mask=alive_T, other=0.0)[:, None] * dx0_TD
+            beta0_T = tl.load(beta + token_T * beta_row, mask=alive_T, other=0.0)
+            if M == 2:
+                beta1_T = tl.load(beta + token_T * beta_row + 1, mask=alive_T, other=0.0)
+        dy_TD = beta0_T[:, None] * dx0_TD
+        if CARRIED:
+            y_TD = load_rows(tensors[3 * M], strides[3 * M], token_T, column_D, mask_TD, ALIGNED)
+            tl.store(gates + token_T * (M + 1), tl.sum(dx0_TD * y_TD, axis=1), mask=alive_T)
+        else:  # what was written is beta times the output
+            gate_T = tl.sum(dx0_TD * x0_TD, axis=1) / tl.where(beta0_T == 0, 1.0, beta0_T)
+            tl.store(gates + token_T * (M + 1), tl.where(beta0_T == 0, 0.0, gate_T), mask=alive_T)
         if M == 2:
-            tl.store(gates + token_T * (M + 1) + 1, tl.sum(dx1_TD * y_TD, axis=1), mask=alive_T)
-            dy_TD += tl.load(beta + token_T * beta_row + 1, mask=alive_T, other=0.0)[:, None] * dx1_TD
-        store_rows(table, 4 * M + 1, token_T, column_D, mask_TD, dy_TD, dtype, ALIGNED)
+            dy_TD += beta1_T[:, None] * dx1_TD
+            if CARRIED:
+                tl.store(gates + token_T * (M + 1) + 1, tl.sum(dx1_TD * y_TD, axis=1), mask=alive_T)
+            else:
+                gate_T = tl.sum(dx1_TD * x1_TD, axis=1) / tl.where(beta1_T == 0, 1.0, beta1_T)
+                tl.store(gates + token_T * (M + 1) + 1, tl.where(beta1_T == 0, 0.0, gate_T), mask=alive_T)
+        store_rows(tensors[4 * M + 1], strides[4 * M + 1], token_T, column_D, mask_TD, dy_TD, ALIGNED)
         drho_T = tl.zeros([TOKENS], tl.float32)
         if RHO:
-            spread_TD = load_rows(table, 2 * M, token_T, column_D, mask_TD, dtype, ALIGNED) - load_rows(
-                table, 2 * M + 1, token_T, column_D, mask_TD, dtype, ALIGNED
+            spread_TD = load_rows(tensors[2 * M], strides[2 * M], token_T, column_D, mask_TD, ALIGNED) - load_rows(
+                tensors[2 * M + 1], strides[2 * M + 1], token_T, column_D, mask_TD, ALIGNED
             )
             drho_T = tl.sum((dx0_TD - dx1_TD) * spread_TD, axis=1)
         tl.store(gates + token_T * (M + 1) + M, drho_T, mask=alive_T)
@@ -224,52 +247,50 @@ def stream_write_backward_kernel(
             exchanged_TD = step_T[:, None] * (dx1_TD - dx0_TD)
             dx0_TD += exchanged_TD
             dx1_TD -= exchanged_TD
-        store_rows(table, 3 * M + 1, token_T, column_D, mask_TD, dx0_TD, dtype, ALIGNED)
+        store_rows(tensors[3 * M + 1], strides[3 * M + 1], token_T, column_D, mask_TD, dx0_TD, ALIGNED)
         if M == 2:
-            store_rows(table, 3 * M + 2, token_T, column_D, mask_TD, dx1_TD, dtype, ALIGNED)
+            store_rows(tensors[3 * M + 2], strides[3 * M + 2], token_T, column_D, mask_TD, dx1_TD, ALIGNED)
 
 
 def depth_read_backward(
     gradient: Tensor,
     out: Tensor | None,
     spreads: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    logits: Sequence[Tensor],
-    columns: Sequence[int],
+    sources: Sequence[Any],
+    read: int,
     lse_NJ: Tensor,
     shares: Tensor,
     value_streams: Sequence[int],
-    answer_N3J: Tensor,
+    scalars_N3J: Tensor,
 ) -> None:
     """See `darlit.ops.cpu.depth_read_backward`."""
-    tensors = [gradient, *(sources if out is None else [out, *spreads])]
-    common = (lse_NJ, shares, answer_N3J, gradient)
-    sizes = (*gradient.shape, token_stride(shares))
-    constants = {"J": lse_NJ.shape[1], "ALIGNED": aligned(tensors)}
+    width = gradient.shape[-1]
+    common, sizes = (lse_NJ, shares, scalars_N3J), (gradient.numel() // width, width, token_stride(shares))
     if out is not None:
-        table = addresses(tensors, gradient)
-        launch(depth_read_backward_kernel, gradient, table, *common, *sizes, **constants)
+        tensors = [gradient, out, *spreads]
+        launch(
+            depth_read_backward_kernel, gradient, *by_address(tensors, gradient), *common, *sizes,
+            J=lse_NJ.shape[1], ALIGNED=aligned(tensors),
+        )  # fmt: skip
         return
+    tensors = [gradient, *(x for source in sources for x in source.rows)]
+    rows, strides = by_address(tensors, gradient)
+    for source in sources:
+        strides += (source.logits.stride(0), source.logits.stride(1), -source.first_read)
     launch(
-        depth_read_backward_from_sources_kernel,
-        gradient,
-        addresses(tensors, gradient),
-        logit_tables(logits, columns),
-        *common,
-        len(logits),
-        *sizes,
-        M=len(sources) // len(logits),
-        VALUES=bits(value_streams),
-        **constants,
-    )
+        depth_read_backward_from_sources_kernel, gradient, rows, tuple(source.logits for source in sources), strides,
+        *common, read, *sizes, S=len(sources), M=len(sources[0].rows), J=lse_NJ.shape[1], VALUES=bits(value_streams),
+        ALIGNED=aligned(tensors),
+    )  # fmt: skip
 
 
 def stream_write_backward(
     written: Sequence[Tensor],
     logits_NJR: Tensor,
     scale_NM: Tensor,
-    written_gradients: Sequence[Tensor | None],
-    answers: Sequence[tuple[int, Tensor, Tensor]],
+    arrived: Sequence[Tensor | None],
+    incoming: tuple[IncomingAddresses, int, int],
+    first_read: int,
     carried: Sequence[Tensor],
     output: Tensor | None,
     rho: Tensor | None,
@@ -280,31 +301,24 @@ def stream_write_backward(
     carried_gradients: Sequence[Tensor],
     output_gradient: Tensor | None,
     gates_gradient: Tensor | None,
-    queries_gradient: Tensor,
+    queries_gradient: Tensor | None,
 ) -> None:
     """See `darlit.ops.cpu.stream_write_backward`."""
-    like, streams = written[0], scale_NM.shape[1]
+    like, streams, (addresses, first, count) = written[0], scale_NM.shape[1], incoming
+    width = like.shape[-1]
     missing: list[Tensor | None] = [None] * streams
-    arrived = list(written_gradients) or missing
+    gradients = list(arrived) or missing
     tensors = [
-        *written,
-        *arrived,
-        *(carried or missing),
-        output,
-        *(carried_gradients or missing),
-        output_gradient,
-    ]
-    products_NJR = torch.zeros_like(logits_NJR)
-    answer_table = [
-        number
-        for column, gradient, scalars in answers
-        for number in (column, gradient.data_ptr(), gradient.stride(0), scalars.data_ptr())
-    ]
+        *written, *gradients, *(carried or missing), output, *(carried_gradients or missing), output_gradient,
+    ]  # fmt: skip
+    reads = logits_NJR.shape[2]
+    every_read_once = count == reads and len(set(addresses.reads[first : first + count])) == reads
+    products_NJR = torch.empty_like(logits_NJR) if every_read_once else torch.zeros_like(logits_NJR)
     launch(
         stream_write_backward_kernel,
         like,
-        addresses(tensors, like),
-        numbers(answer_table, like),
+        *by_address(tensors, like),
+        addresses.table,
         logits_NJR,
         scale_NM,
         scale_NM if rho is None else rho,
@@ -312,25 +326,30 @@ def stream_write_backward(
         queries_JRD,
         products_NJR,
         scale_NM if gates_gradient is None else gates_gradient,
-        like,
-        len(answers),
-        *like.shape,
-        logits_NJR.shape[2],
+        count,
+        first,
+        first_read,
+        like.numel() // width,
+        width,
+        reads,
         token_stride(rho),
         token_stride(beta),
+        queries_JRD.stride(0),
         M=streams,
         J=logits_NJR.shape[1],
         KEYS=bits(key_streams),
         VALUES=bits(value_streams),
-        ARRIVED=bits([gradient is not None for gradient in arrived]),
+        ARRIVED=bits([gradient is not None for gradient in gradients]),
         CARRIED=bool(carried),
-        OUTPUT=output is not None,
+        OUTPUT=output_gradient is not None,
         RHO=rho is not None,
         BETA=beta is not None,
-        ALIGNED=aligned([*tensors, *(gradient for _, gradient, _ in answers)]),
+        ADD=not every_read_once,
+        ALIGNED=addresses.aligned and aligned(tensors),
     )
-    for target, stream in enumerate(key_streams):
-        queries_gradient[target] = _product(products_NJR[:, target], written[stream])
+    if queries_gradient is not None and count:
+        for target, stream in enumerate(key_streams):
+            queries_gradient[target] += _product(products_NJR[:, target], written[stream].reshape(-1, width))
 
 
 def _product(left_NR: Tensor, right_ND: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,32 +19,26 @@ MAX_WIDTH = 8192
 
 @triton.jit
 def pointers(address, stride, token_T, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointers ``[TOKENS]``; aligned ones may be loaded and stored 16 bytes at a time."""
-    base = address.to(tl.pointer_type(dtype))
-    if ALIGNED:
-        base = tl.multiple_of(base, 16)
-        stride = stride // 16 * 16  # a hint on an argument would not survive inlining
+    """Pointers ``[TOKENS]`` from an address or a pointer; aligned ones may be loaded and stored 16 bytes at a time."""
+    if ALIGNED:  # in arithmetic where it is an argument, whose hint would not survive inlining
+        base = tl.multiple_of((address.to(tl.int64) // 16 * 16).to(tl.pointer_type(dtype)), 16)
+        stride = stride // 16 * 16
+    else:
+        base = address.to(tl.pointer_type(dtype))
     return base + token_T.to(tl.int64) * stride
 
 
 @triton.jit
-def row_of(table, entry, token_T, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointers to the rows of the tensors whose address and row distance are the table's ``entry``; one of the two may
-    be many."""
-    return pointers(tl.load(table + 2 * entry), tl.load(table + 2 * entry + 1), token_T, dtype, ALIGNED)
+def load_rows(tensor, stride, token_T, column_D, mask_TD, ALIGNED: tl.constexpr):
+    """``[TOKENS, BLOCK]`` of a tensor in float32, zero where masked."""
+    pointer_T = pointers(tensor.to(tl.int64), stride, token_T, tensor.dtype.element_ty, ALIGNED)
+    return tl.load(pointer_T[:, None] + column_D[None, :], mask=mask_TD, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_rows(table, entry, token_T, column_D, mask_TD, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """``[TOKENS, BLOCK]`` in float32, zero where masked."""
-    pointer_TD = row_of(table, entry, token_T, dtype, ALIGNED)[:, None] + column_D[None, :]
-    return tl.load(pointer_TD, mask=mask_TD, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_rows(table, entry, token_T, column_D, mask_TD, value_TD, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer_TD = row_of(table, entry, token_T, dtype, ALIGNED)[:, None] + column_D[None, :]
-    tl.store(pointer_TD, value_TD.to(dtype), mask=mask_TD)
+def store_rows(tensor, stride, token_T, column_D, mask_TD, value_TD, ALIGNED: tl.constexpr):
+    pointer_T = pointers(tensor.to(tl.int64), stride, token_T, tensor.dtype.element_ty, ALIGNED)
+    tl.store(pointer_T[:, None] + column_D[None, :], value_TD.to(tensor.dtype.element_ty), mask=mask_TD)
 
 
 def tile(width: int) -> tuple[int, int, int]:
@@ -61,25 +54,22 @@ def check_width(width: int) -> None:
 
 
 def launch(kernel: Any, like: Tensor, *arguments: object, **constants: object) -> None:
-    tokens, width = like.shape
+    width = like.shape[-1]
+    tokens = like.numel() // width
     check_width(width)
     rows, block, warps = tile(width)
     kernel[(triton.cdiv(tokens, rows),)](*arguments, **constants, TOKENS=rows, BLOCK=block, num_warps=warps)
 
 
-def addresses(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Address and distance between rows of each; zeros for one that does not exist."""
-    return numbers([n for x in tensors for n in ((0, 0) if x is None else (x.data_ptr(), x.stride(0)))], like)
-
-
-def numbers(values: Sequence[int], like: Tensor) -> Tensor:
-    """int64 on the device of ``like``, copied without waiting for it."""
-    return torch.tensor(values or [0], dtype=torch.int64, pin_memory=like.is_cuda).to(like.device, non_blocking=True)
+def by_address(tensors: Sequence[Tensor | None], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Tensors and their distances between rows; ``like`` stands in for what a kernel does not touch."""
+    there = tuple(like if x is None else x for x in tensors)
+    return there, tuple(x.stride(-2) for x in there)
 
 
 def aligned(tensors: Sequence[Tensor | None]) -> bool:
     """Whether every row starts on 16 bytes at a distance of 16 elements, so that loads may be wide."""
-    return all(x is None or (x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0) for x in tensors)
+    return all(x is None or (x.data_ptr() % 16 == 0 and x.stride(-2) % 16 == 0) for x in tensors)
 
 
 def bits(values: Sequence[int], each: int = 1) -> int:

@@ -1,26 +1,42 @@
-"""Residual pathways: one file a family, found by themselves.
+"""Residual pathways: one file a family.
 
-A new idea is one file here that subclasses `Pathway` and sets ``name``; `build` and the tables then know it.
+A new idea is one class that subclasses `Pathway` and sets ``name``, in any module: once it is defined, `build` and the
+tables know it. darlit's own families are listed in `FAMILIES`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import pkgutil
+import importlib.util
 from typing import Any
 
 from darlit.errors import DarlitError
-from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe, check_option
+from darlit.pathways.attnres import AttnRes
+from darlit.pathways.contract import DEFINED, Pathway, PathwayOptions, PathwayState, Probe, check_option
+from darlit.pathways.dar import Dar
+from darlit.pathways.denseformer import DenseFormer
+from darlit.pathways.hc import HC
+from darlit.pathways.mhc import MHC
+from darlit.pathways.residual import Residual
+from darlit.pathways.transparent import Transparent
 
 __all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "names"]
 
+FAMILIES: dict[str, type[Pathway]] = {
+    "attnres": AttnRes,
+    "dar": Dar,
+    "denseformer": DenseFormer,
+    "hyper_connections": HC,
+    "mhc": MHC,
+    "residual": Residual,
+    "transparent": Transparent,
+}
+
 
 def families() -> dict[str, type[Pathway]]:
-    """Every pathway class by name: those in this folder, and those of your own modules once imported."""
-    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-        importlib.import_module(module.name)
-    return {family.name: family for family in sorted(_subclasses(Pathway), key=lambda family: family.name)}
+    """Every pathway class by name: darlit's, then those of your own modules that were imported."""
+    return {**FAMILIES, **DEFINED}
 
 
 def names() -> list[str]:
@@ -50,6 +66,8 @@ def build(
     Raises:
         ValueError: an unknown name or option, or a value out of range; the message says what is allowed.
     """
+    if name not in families() and name.isidentifier() and importlib.util.find_spec(f"darlit.pathways.{name}"):
+        importlib.import_module(f"darlit.pathways.{name}")  # a file of yours beside darlit's own
     known = families()
     if name not in known:
         raise DarlitError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
@@ -62,12 +80,3 @@ def build(
     pathway = family(num_branches, width, family.Options(**options), norm_eps)
     pathway.implementation = implementation
     return pathway
-
-
-def _subclasses(base: type[Any]) -> list[type[Any]]:
-    found: list[type[Any]] = []
-    for family in base.__subclasses__():
-        if hasattr(family, "name"):
-            found.append(family)
-        found += _subclasses(family)
-    return found

@@ -1,4 +1,4 @@
-"""The contract between branches and residual pathways: four doors, and nothing else.
+"""The interface between branches and residual pathways: four methods.
 
     state = pathway.start(embedding)          # [B, T, D]
     for i, branch in enumerate(branches):     # attention, feed-forward, attention, ...
@@ -6,9 +6,9 @@
     hidden = state.finish()                   # [B, T, D], before the final norm
 
 A branch never knows its pathway and a pathway never knows what a branch computes. The pathway module holds
-parameters only; everything of one forward pass lives in the state that ``start`` makes, so two forwards in a
-row, compilation and recomputation are safe. States hold tuples, never lists: whoever changes a state inside a
-region that may run twice (activation checkpointing) changes a `fork` and returns it.
+parameters only; everything of one forward pass is in the state that ``start`` makes, so two forwards in a row,
+compilation and recomputation are safe. A region that may run twice (activation checkpointing) changes a `fork` of
+the state and returns it. Reading is pure: ``read(i)`` and ``finish()`` may be called again before the next write.
 
 Shapes: B batch, T token, D width, S sources of one read.
 """
@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from darlit.errors import DarlitError
 from darlit.fields import check_fields, check_option
 from darlit.ops.dispatch import choose
 from darlit.pathways.cost import Cost
@@ -31,8 +33,11 @@ BRANCHES_PER_LAYER = 2
 """A Transformer layer is an attention branch, then a feed-forward branch."""
 
 StateT = TypeVar("StateT", bound="PathwayState")
+ValueT = TypeVar("ValueT")
 Streams = tuple[Tensor, ...]
 """The states of all streams at one depth, each ``[B, T, D]``; one stream: a tuple of one."""
+DEFINED: dict[str, type[Pathway]] = {}
+"""Families by name: a subclass of `Pathway` with a ``name`` is added when it is defined, wherever that is."""
 
 
 class Probe:
@@ -62,6 +67,18 @@ def observe(probe: Probe | None, depth: int, streams: Streams) -> Streams:
     return tuple(probe.source(depth, stream, value_BTD) for stream, value_BTD in enumerate(streams))
 
 
+class OncePerPass(Generic[ValueT]):
+    """Gates of all branches, made together; and again where gradients are enabled only after the start."""
+
+    def __init__(self, make: Callable[[], ValueT]) -> None:
+        self.make, self.trained, self.value = make, torch.is_grad_enabled(), make()
+
+    def get(self) -> ValueT:
+        if not self.trained and torch.is_grad_enabled():
+            self.trained, self.value = True, self.make()
+        return self.value
+
+
 @dataclass(frozen=True)
 class PathwayOptions:
     """Base of every pathway's options: a frozen dataclass whose fields all have defaults.
@@ -75,7 +92,11 @@ class PathwayOptions:
 
 @dataclass(kw_only=True)
 class PathwayState(ABC):
-    """What one forward pass knows. Subclasses implement ``_read``, ``_write`` and ``_finish``."""
+    """What one forward pass knows. Subclasses implement ``_read``, ``_write`` and ``_finish``.
+
+    Raises:
+        DarlitError: an embedding of another width than the pathway's, or that holds no floating-point numbers.
+    """
 
     pathway: Any
     probe: Probe | None
@@ -83,7 +104,15 @@ class PathwayState(ABC):
     """Every branch output must have its shape and dtype."""
     writes: int = 0
     reads: int = 0
-    """Branches whose input was handed out; a write needs its own read before it."""
+    """Branches whose input was returned; a write needs its own read before it."""
+
+    def __post_init__(self) -> None:
+        self.pathway.check_embedding(self.embedding_BTD)
+
+    @property
+    def implementation(self) -> str:
+        """What computes this pass: ``reference``, ``cpu`` or ``triton``."""
+        return "reference"
 
     def read(self, branch: int) -> Tensor:
         """The input ``[B, T, D]`` of branch ``branch``.
@@ -119,10 +148,7 @@ class PathwayState(ABC):
         return self._finish()
 
     def fork(self: StateT) -> StateT:
-        """A copy for a region that may run twice, whose changes leave this state as it is.
-
-        Tensors are shared, nothing is computed. What only makes later reads faster may be missing, see `BlockState`.
-        """
+        """A copy whose changes leave this state as it is, and the other way round. Tensors are shared."""
         return replace(self)
 
     @abstractmethod
@@ -134,20 +160,21 @@ class PathwayState(ABC):
     @abstractmethod
     def _finish(self) -> Tensor: ...
 
-    def _expect(self, door: str, branch: int) -> None:
+    def _expect(self, method: str, branch: int) -> None:
         if branch != self.writes or branch >= self.pathway.num_branches:
             raise IndexError(
-                f"{door}({branch}) out of order: branch {self.writes} of {self.pathway.num_branches} comes next"
+                f"{method}({branch}) out of order: branch {self.writes} of {self.pathway.num_branches} comes next"
             )
 
     def _accept(self, branch: int, output_BTD: Tensor) -> Tensor:
-        same_dtype = output_BTD.dtype == self.embedding_BTD.dtype
-        if not same_dtype and torch.is_autocast_enabled(output_BTD.device.type):
-            output_BTD, same_dtype = output_BTD.to(self.embedding_BTD.dtype), True
-        if output_BTD.shape != self.embedding_BTD.shape or not same_dtype:
-            raise ValueError(
-                f"branch {branch} returned {tuple(output_BTD.shape)} {output_BTD.dtype}, its pathway carries "
-                f"{tuple(self.embedding_BTD.shape)} {self.embedding_BTD.dtype}: a branch must keep shape and dtype"
+        like = self.embedding_BTD
+        if output_BTD.dtype != like.dtype and torch.is_autocast_enabled(output_BTD.device.type):
+            output_BTD = output_BTD.to(like.dtype)
+        if output_BTD.shape != like.shape or output_BTD.dtype != like.dtype or output_BTD.device != like.device:
+            there = [f" on {x.device}" if output_BTD.device != like.device else "" for x in (output_BTD, like)]
+            raise DarlitError(
+                f"branch {branch} returned {tuple(output_BTD.shape)} {output_BTD.dtype}{there[0]}, its pathway carries "
+                f"{tuple(like.shape)} {like.dtype}{there[1]}: a branch must keep shape, dtype and device"
             )
         return output_BTD
 
@@ -175,6 +202,14 @@ class Pathway(nn.Module, ABC):
     """What `darlit.ops.dispatch` may choose from; a family without fused operators has the reference alone."""
     implementation: str = "auto"
 
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "name" in cls.__dict__:
+            taken = DEFINED.get(cls.name)
+            if taken is not None and taken.__module__ != cls.__module__:
+                raise DarlitError(f"name={cls.name!r} is taken by {taken.__module__}.{taken.__name__}; choose another")
+            DEFINED[cls.name] = cls
+
     def __init__(self, num_branches: int, width: int, options: PathwayOptions, norm_eps: float) -> None:
         super().__init__()
         check_option("num_branches", num_branches, num_branches >= 1, "at least 1")
@@ -191,7 +226,7 @@ class Pathway(nn.Module, ABC):
 
     @property
     def period(self) -> int:
-        """Layers after which the structure repeats: what these add to a model's memory, the next as many add too."""
+        """Layers after which the structure repeats: each such group adds the same to a model's memory."""
         return 1
 
     def ends_layer(self, branch: int) -> bool:
@@ -207,7 +242,7 @@ class Pathway(nn.Module, ABC):
         """Set every parameter to its initial value, in place."""
 
     def cost(self) -> Cost | None:
-        """What the mathematics asks for, counted for this pathway's options and size; None: it is not stated.
+        """What the mathematics needs, counted for this pathway's options and size; None: it is not stated.
 
         Only an arm in the table of pathways has to state it.
         """
@@ -217,11 +252,26 @@ class Pathway(nn.Module, ABC):
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> PathwayState:
         """Begin a forward pass from the embedding ``[B, T, D]``."""
 
-    def implementation_for(self, embedding_BTD: Tensor, probe: Probe | None) -> str:
-        """What runs in a forward pass: a probe sees weights that only the reference makes visible."""
-        if probe is not None:
-            return "reference"
-        return choose(self.implementation, embedding_BTD.device.type, embedding_BTD.dtype, self.implementations)
+    def check_embedding(self, embedding_BTD: Tensor) -> None:
+        """Raise a DarlitError where a pass cannot begin from this tensor."""
+        shape, dtype = tuple(embedding_BTD.shape), embedding_BTD.dtype
+        if len(shape) < 2 or shape[-1] != self.width or not dtype.is_floating_point:
+            raise DarlitError(
+                f"an embedding {shape} {dtype} cannot start a pathway of width {self.width}: pass floating-point "
+                f"numbers [batch, tokens, {self.width}]"
+            )
+
+    def implementation_for(self, embedding_BTD: Tensor, probe: Probe | None = None) -> str:
+        """What a forward pass is computed by: ``reference``, ``cpu`` or ``triton``.
+
+        The reference also serves a probe, which sees weights that only it makes visible, and `torch.compile`, which
+        fuses its mathematics.
+
+        Raises:
+            DarlitError: the implementation that was asked for cannot serve these tensors.
+        """
+        chosen = choose(self.implementation, embedding_BTD.device.type, embedding_BTD.dtype, self.implementations)
+        return "reference" if probe is not None or torch.compiler.is_compiling() else chosen
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{field.name}={asdict(self.options)[field.name]!r}" for field in fields(self.options))

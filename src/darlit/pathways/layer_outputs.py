@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from darlit.ops import reference
 from darlit.pathways.contract import Pathway, PathwayOptions, PathwayState, Probe, observe
-from darlit.pathways.cost import Cost
+from darlit.pathways.cost import Cost, mix_cost
 
 
 @dataclass(kw_only=True)
@@ -79,21 +79,17 @@ class LayerOutputs(Pathway):
     def raw_row(self, layer: int) -> Tensor:
         """The parameters ``[S]`` of ``layer``, in the dtype of statistics."""
         first = self.first_weight[layer]
-        return reference.wide(self.weights_W[first : first + len(self.sources[layer])])
+        return reference.upcast(self.weights_W[first : first + len(self.sources[layer])])
 
     def keep(self, outputs: dict[int, Tensor], layer: int, x_BTD: Tensor) -> dict[int, Tensor]:
         return {**outputs, layer: x_BTD} if layer in self.seen else outputs
 
     def cost(self) -> Cost:
         mixes = [len(sources) for sources in self.sources.values() if sources]
-        return Cost(
-            # The last Y is alive beside the outputs that are mixed.
-            kept=len(self.seen) + 1,
-            moved=3 * self.num_branches + sum(size + 1 for size in mixes),
-            flops=self.num_branches + sum(2 * size for size in mixes),
-        )
+        return mix_cost(self.num_branches, len(self.seen), mixes)
 
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> LayerOutputsState:
+        self.check_embedding(embedding_BTD)
         (x_BTD,) = observe(probe, 0, (embedding_BTD,))
         outputs = self.keep({}, 0, x_BTD)
         return LayerOutputsState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, x_BTD=x_BTD, outputs=outputs)

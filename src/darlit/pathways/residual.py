@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from darlit.pathways.contract import Pathway, PathwayState, Probe, observe
-from darlit.pathways.cost import Cost
+from darlit.pathways.cost import Cost, residual_cost
 
 
 @dataclass(kw_only=True)
@@ -41,8 +41,7 @@ class Residual(Pathway):
         """Nothing to set."""
 
     def cost(self) -> Cost:
-        # A write reads the sum and the branch's output and writes the sum: one addition.
-        return Cost(kept=1, moved=3 * self.num_branches, flops=self.num_branches)
+        return residual_cost(self.num_branches)
 
     def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> ResidualState:
         (x_BTD,) = observe(probe, 0, (embedding_BTD,))

@@ -19,7 +19,7 @@ from darlit.pathways.contract import Probe
 from darlit.pathways.layer_outputs import LayerOutputs
 
 
-class TransparentAttention(LayerOutputs):
+class Transparent(LayerOutputs):
     """One stream. State kept: the embedding and every layer's output. Parameters: one logit per mix and source."""
 
     name = "transparent"

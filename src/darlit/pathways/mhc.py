@@ -26,20 +26,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from darlit.ops import mixing as operators
 from darlit.ops import reference
+from darlit.ops.dispatch import IMPLEMENTATIONS
+from darlit.ops.reference import doubly_stochastic
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
-from darlit.pathways.cost import Cost
-from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
-
-SINKHORN_ITERATIONS = 20
-"""The paper's."""
+from darlit.pathways.cost import Cost, streams_cost
+from darlit.pathways.streams import KernelGates, Mixing, WidenedStreams
 
 
 @dataclass(frozen=True)
-class ManifoldHyperConnectionsOptions(PathwayOptions):
+class MHCOptions(PathwayOptions):
     """Options of manifold-constrained Hyper-Connections.
 
     Args:
@@ -63,7 +61,7 @@ class ManifoldHyperConnectionsOptions(PathwayOptions):
         check_option("res_logit", self.res_logit, abs(self.res_logit) <= 16, "between -16 and 16")
 
 
-class ManifoldHyperConnections(WidenedStreams):
+class MHC(WidenedStreams):
     """n streams. State kept: the n streams.
 
     Parameters per branch: 2 n scalars, 2 n^2 D and two scales; for H_res, where it matters, n^2 + n^3 D and one scale.
@@ -73,12 +71,10 @@ class ManifoldHyperConnections(WidenedStreams):
     title = "Manifold-constrained Hyper-Connections"
     source = "arXiv 2512.24880"
     keeps = "the streams"
-    Options = ManifoldHyperConnectionsOptions
-    implementations = ("auto", "reference", "cpu")
+    Options = MHCOptions
+    implementations = IMPLEMENTATIONS
 
-    def __init__(
-        self, num_branches: int, width: int, options: ManifoldHyperConnectionsOptions, norm_eps: float
-    ) -> None:
+    def __init__(self, num_branches: int, width: int, options: MHCOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         n = options.num_streams
         mixing = range(1, num_branches - 1) if n > 1 else range(0)
@@ -108,61 +104,28 @@ class ManifoldHyperConnections(WidenedStreams):
             for rows_CND in self.projections_CND:
                 rows_CND.zero_()
 
-    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
-        if implementation == "reference":
-            return recomputed(self._mixing, branch, streams)
-        weights_CND = self.projections_CND[branch]
-        logits, _ = operators.vector_logits(list(streams), weights_CND, self.norm_eps, implementation)
-        return recomputed(self._gates, branch, logits)
-
-    def _mixing(self, branch: int, streams: Streams) -> Mixing:
-        return self._gates(branch, vector_logits(streams, self.projections_CND[branch], self.norm_eps))
-
-    def _gates(self, branch: int, logits: Tensor) -> Mixing:
-        """Equations of the three matrices, from ``x' phi``, ``[B, T, C]``."""
-        n, slot, wide = self.num_streams, self.res_slot.get(branch), reference.wide
-        pre = wide(self.pre_scale_I[branch]) * logits[..., :n] + wide(self.pre_bias_IN[branch])
-        post = wide(self.post_scale_I[branch]) * logits[..., n : 2 * n] + wide(self.post_bias_IN[branch])
+    def mixing(self, branch: int, streams: Streams) -> Mixing:
+        logits, _ = reference.vector_logits(streams, self.projections_CND[branch], self.norm_eps)  # x' phi, [B, T, C]
+        n, slot, upcast = self.num_streams, self.res_slot.get(branch), reference.upcast
+        pre = upcast(self.pre_scale_I[branch]) * logits[..., :n] + upcast(self.pre_bias_IN[branch])
+        post = upcast(self.post_scale_I[branch]) * logits[..., n : 2 * n] + upcast(self.post_bias_IN[branch])
         if slot is None:
             return Mixing(pre.sigmoid(), 2 * post.sigmoid(), None)
-        res = wide(self.res_scale_I[slot]) * logits[..., 2 * n :].unflatten(-1, (n, n)) + wide(self.res_bias_INN[slot])
+        res = upcast(self.res_scale_I[slot]) * logits[..., 2 * n :].unflatten(-1, (n, n)) + upcast(
+            self.res_bias_INN[slot]
+        )
         return Mixing(pre.sigmoid(), 2 * post.sigmoid(), doubly_stochastic(res))
+
+    def kernel_gates(self) -> KernelGates:
+        biases, scales = (self.pre_bias_IN, self.post_bias_IN), (self.pre_scale_I, self.post_scale_I)
+        rows = list(torch.cat([*biases, *(scale_I[:, None] for scale_I in scales)], dim=1).unbind(0))
+        if self.res_slot:
+            inner = slice(1, self.num_branches - 1)
+            columns = [*(bias_IN[inner] for bias_IN in biases), self.res_bias_INN.flatten(1)]
+            columns += [*(scale_I[inner, None] for scale_I in scales), self.res_scale_I[:, None]]
+            rows[inner] = torch.cat(columns, dim=1).unbind(0)
+        return KernelGates("mhc", list(self.projections_CND), tuple(rows))
 
     def cost(self) -> Cost:
         n, exchanges = self.num_streams, len(self.res_slot)
-        logits = 2 * n + 2 * n * 2 * n
-        return Cost(
-            kept=n,
-            # A read takes n streams and gives one vector; a write takes the streams and the output and gives n.
-            moved=self.num_branches * (3 * n + 2) + n + 1,
-            flops=self.num_branches * (2 * n + 2 * n + logits) + exchanges * (2 * n * n + 2 * n * n * n) + n - 1,
-        )
-
-
-def vector_logits(streams: Streams, rows_CND: Tensor, eps: float) -> Tensor:
-    """``RMSNorm(vec(streams)) @ rows^T``, ``[B, T, C]`` in the dtype of statistics, for C rows of N D channels."""
-    dots = [reference.linear(x_BTD, rows_CD) for x_BTD, rows_CD in zip(streams, rows_CND.unbind(1), strict=True)]
-    squares = [reference.wide(x_BTD).square().mean(-1, keepdim=True) for x_BTD in streams]
-    scale_BT1 = torch.rsqrt(torch.stack(squares).mean(0) + eps)
-    return torch.stack(dots).sum(0) * scale_BT1
-
-
-def doubly_stochastic(logits: Tensor) -> Tensor:
-    """The doubly stochastic matrix ``[..., N, N]`` of ``exp(logits)``: in closed form for N = 2, else by Sinkhorn."""
-    if logits.shape[-1] != 2:
-        return sinkhorn(logits, SINKHORN_ITERATIONS)
-    (a, b), (c, d) = (row.unbind(-1) for row in reference.wide(logits).unbind(-2))
-    half = (a + d - b - c) / 2
-    stay, swap = half.sigmoid(), (-half).sigmoid()
-    return torch.stack([torch.stack([stay, swap], -1), torch.stack([swap, stay], -1)], -2)
-
-
-def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """``exp(logits)`` ``[..., N, N]`` with columns, then rows, divided by their sums, ``iterations`` times.
-
-    Computed with logarithms in the dtype of statistics, so that it is finite for logits far apart.
-    """
-    log_matrix = reference.wide(logits)
-    for _ in range(iterations):
-        log_matrix = log_matrix.log_softmax(-2).log_softmax(-1)
-    return log_matrix.exp()
+        return streams_cost(self.num_branches, n, 4 * n + 2 * n + 4 * n * n, exchanges * (2 * n * n + 2 * n * n * n))

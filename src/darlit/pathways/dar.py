@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,18 +36,19 @@ from torch.utils.checkpoint import checkpoint
 from darlit.errors import DarlitError
 from darlit.ops import reference
 from darlit.ops.dispatch import IMPLEMENTATIONS
-from darlit.pathways.blocks import Blocks, BlockState
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
+    OncePerPass,
     Pathway,
     PathwayOptions,
+    PathwayState,
     Probe,
     Streams,
     check_option,
     observe,
 )
 from darlit.pathways.cost import Cost, history_cost
-from darlit.pathways.depth_history import DepthHistory, Source, new_queries, reset_queries
+from darlit.pathways.history import Blocks, History, Layout, new_queries, reset_queries, start_history
 
 
 class Route(NamedTuple):
@@ -66,16 +67,16 @@ ROUTES = {
 
 
 @dataclass(frozen=True)
-class DualAttentionOptions(PathwayOptions):
+class DarOptions(PathwayOptions):
     """Options of Dual Attention Residuals.
 
     Args:
         block_size: K layers of a block; 1 = Full DAR. The last block takes the remainder.
         route: which stream serves keys and values: dar, or an ablation.
-        include_partial: whether the block under way is a source.
+        include_partial: whether the block that is being written is a source.
         carry_partial: whether a block starts from the last entry instead of empty [ours].
         gates: static, a scalar per branch, or dynamic, a scalar and a projection per token [ours].
-        beta_asymmetry: a in beta = 1 +- a at the start; 0 leaves the two streams equal for ever [ours].
+        beta_asymmetry: a in beta = 1 +- a at the start; 0 leaves the two streams equal at every step [ours].
         beta_pattern: stream 0 gets 1 + a in every branch (layer), or in attention branches only and 1 - a in
             feed-forward branches (branch) [ours].
         rho_logit: rho = sigmoid(rho_logit) at the start [ours].
@@ -112,13 +113,24 @@ class DualAttentionOptions(PathwayOptions):
 
 
 class Gate(nn.Module):
-    """``sigmoid(scalar_i + <projection_i, RMSNorm(x)>)`` for the branches that have this gate.
+    """``scale sigmoid(scalar_i + <projection_i, RMSNorm(mean of the streams)>)`` for the branches that have this gate.
 
-    The projection exists for dynamic gates only and starts at zero, so both kinds start equal.
+    The projection exists for dynamic gates only and starts at zero, so both kinds start equal. With ``complement``
+    there is one output, and 1 - value is returned beside it.
     """
 
-    def __init__(self, branches: list[int], outputs: int, width: int, dynamic: bool, norm_eps: float) -> None:
+    def __init__(
+        self,
+        branches: list[int],
+        outputs: int,
+        width: int,
+        dynamic: bool,
+        norm_eps: float,
+        scale: float = 1.0,
+        complement: bool = False,
+    ) -> None:
         super().__init__()
+        self.scale, self.complement = scale, complement
         self.slot = {branch: slot for slot, branch in enumerate(branches)}
         self.norm_eps = norm_eps
         self.logit_GO = nn.Parameter(torch.empty(len(branches), outputs))
@@ -130,81 +142,84 @@ class Gate(nn.Module):
         if self.projection_GOD is not None:
             nn.init.zeros_(self.projection_GOD)
 
-    def forward(self, branch: int, streams: Streams) -> Tensor:
-        """``[O]``, of a dynamic gate ``[B, T, O]`` from the mean of the streams; in the dtype of statistics."""
-        slot = self.slot[branch]
-        logit = reference.wide(self.logit_GO[slot])
-        if self.projection_GOD is not None:
-            # Computed again in the backward pass instead of keeping a wide copy of the mean.
-            logit = logit + checkpoint(
-                _mean_logits,
-                streams,
-                self.projection_GOD[slot],
-                self.norm_eps,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        return logit.sigmoid()
+    def rows(self) -> tuple[Tensor, ...]:
+        """Per branch, ``[O]``: the values of static gates, all made at once, or the scalar logits of dynamic ones."""
+        logit_GO = reference.upcast(self.logit_GO)
+        return (logit_GO if self.projection_GOD is not None else self._value(logit_GO)).unbind(0)
+
+    def forward(self, row: Tensor, branch: int, streams: Streams) -> Tensor:
+        """The value ``[O]`` of a static gate, or ``[B, T, O]`` of a dynamic one; ``row`` is the branch's of `rows`."""
+        if self.projection_GOD is None:
+            return row
+        # Computed again in the backward pass instead of keeping an upcast copy of the mean.
+        logit_BTO = checkpoint(
+            _mean_logits,
+            streams,
+            self.projection_GOD[self.slot[branch]],
+            self.norm_eps,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return self._value(row + logit_BTO)
+
+    def _value(self, logit: Tensor) -> Tensor:
+        if self.complement:
+            logit = torch.cat([logit, -logit], dim=-1)
+        value = logit.sigmoid()
+        return value if self.scale == 1 else self.scale * value
 
 
 def _mean_logits(streams: Streams, rows_OD: Tensor, eps: float) -> Tensor:
-    mean_BTD = torch.stack([reference.wide(stream_BTD) for stream_BTD in streams]).mean(0)
+    mean_BTD = torch.stack([reference.upcast(stream_BTD) for stream_BTD in streams]).mean(0)
     return reference.depth_logits(mean_BTD, rows_OD, eps)
 
 
 @dataclass(kw_only=True)
-class DualAttentionState(BlockState):
+class DarState(PathwayState):
+    history: History
+    gates: OncePerPass[dict[str, tuple[Tensor, ...]]]
+    """`Gate.rows` by name."""
     input: Streams = ()
     """What the branch read; dynamic write gates look at it."""
 
+    @property
+    def implementation(self) -> str:
+        return self.history.implementation
+
+    def fork(self) -> DarState:
+        return replace(self, history=self.history.fork())
+
     def _read(self, read: int) -> Tensor:
-        pathway = self.pathway
-        partial = self.partial if pathway.options.include_partial else None
-        alpha = self._alpha(read, partial)
-        x_BTD = self.history.read(read, (alpha, 1 - alpha), partial)
-        if pathway.dynamic:
+        shares: Any = None
+        if read >= self.pathway.layout.first_choice:
+            shares = self._gate("alpha", read, self.history.newest)  # alpha, 1 - alpha
+            self._show("alpha", read, shares[..., :1])
+        x_BTD = self.history.read(read, shares)
+        if self.pathway.dynamic:
             self.input = (x_BTD,)
         return x_BTD
 
-    def _alpha(self, read: int, partial: Source | None) -> Tensor | float:
-        pathway = self.pathway
-        if read < pathway.first_choice:
-            return 0.5
-        newest = self.history.sources[-1] if partial is None else partial
-        alpha = pathway.alpha(read, newest.streams)
-        self._show("alpha", read, alpha)
-        return alpha[..., 0] if pathway.dynamic else alpha
-
     def _write(self, branch: int, output_BTD: Tensor) -> None:
-        pathway = self.pathway
-        beta = 2 * pathway.beta(branch, self.input)
+        beta, rho = self._gate("beta", branch, self.input), None
         self._show("beta", branch, beta)
-        carried, rho = self._carried(), None
-        if carried is not None and branch in pathway.rho.slot:
-            rho = pathway.rho(branch, self.input)
+        if self.history.carried and branch in self.pathway.rho.slot:
+            rho = self._gate("rho", branch, self.input)
             self._show("rho", branch, rho)
-        next_read = branch + 1
-        if pathway.blocks.ends(branch):
-            entry = self.history.write(carried, output_BTD, rho=rho, beta=beta, first_read=next_read)
-            self._complete(branch, entry)
-        else:
-            last_read = next_read if pathway.options.include_partial else branch
-            self.partial = self.history.write(
-                carried, output_BTD, rho=rho, beta=beta, first_read=next_read, last_read=last_read
-            )
+        self.history.write(branch, output_BTD, beta, rho)
 
-    def _carried(self) -> Streams | None:
-        """The streams that a write adds to, or None where the block starts empty."""
-        if self.partial is not None:
-            return self.partial.streams
-        return self.history.sources[-1].streams if self.pathway.options.carry_partial else None
+    def _finish(self) -> Tensor:
+        return self._read(self.pathway.num_branches)
+
+    def _gate(self, name: str, branch: int, streams: Streams) -> Tensor:
+        gate = getattr(self.pathway, name)
+        return gate(self.gates.get()[name][gate.slot[branch]], branch, streams)
 
     def _show(self, name: str, branch: int, value: Tensor) -> None:
         if self.probe is not None:
             self.probe.gate(name, branch, value)
 
 
-class DualAttention(Pathway):
+class Dar(Pathway):
     """Two streams. State kept: 2 (R + 1) entries of R blocks, and for each the logits of the reads to come.
 
     Parameters: two queries of D per read that has a choice; per branch one alpha, two betas and, where the streams
@@ -215,24 +230,30 @@ class DualAttention(Pathway):
     title = "Dual Attention Residuals"
     source = "arXiv 2607.18730"
     keeps = "both streams of every source"
-    Options = DualAttentionOptions
+    Options = DarOptions
     implementations = IMPLEMENTATIONS
 
-    def __init__(self, num_branches: int, width: int, options: DualAttentionOptions, norm_eps: float) -> None:
+    def __init__(self, num_branches: int, width: int, options: DarOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         check_option("block_size", options.block_size, options.block_size <= self.num_layers, f"1 to {self.num_layers}")
-        self.blocks = Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size)
+        blocks = Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size)
         self.dynamic = options.gates == "dynamic"
-        # Before these reads there is one source only, the embedding: no query, no alpha.
-        self.first_choice = 1 if options.include_partial else min(self.blocks.size, num_branches)
-        choices = list(range(self.first_choice, num_branches + 1))
+        self.layout = Layout(
+            *ROUTES[options.route],
+            blocks=blocks,
+            # Before this read there is one source only, the embedding: no query, no alpha.
+            first_choice=1 if options.include_partial else min(blocks.size, num_branches),
+            include_partial=options.include_partial,
+            carry_partial=options.carry_partial,
+        )
+        choices = list(range(self.layout.first_choice, num_branches + 1))
         branches = list(range(num_branches))
         # rho exists where streams that can differ are carried on: not into an empty partial, not from the embedding.
-        carrying = [i for i in branches[1:] if options.carry_partial or i % self.blocks.size != 0]
+        carrying = [i for i in branches[1:] if options.carry_partial or i % blocks.size != 0]
 
         self.queries_JRD = new_queries(2, len(choices), width)
-        self.alpha = Gate(choices, 1, width, self.dynamic, norm_eps)
-        self.beta = Gate(branches, 2, width, self.dynamic, norm_eps)
+        self.alpha = Gate(choices, 1, width, self.dynamic, norm_eps, complement=True)
+        self.beta = Gate(branches, 2, width, self.dynamic, norm_eps, scale=2)
         self.rho = Gate(carrying, 1, width, self.dynamic, norm_eps)
         self.reset_parameters()
 
@@ -255,38 +276,16 @@ class DualAttention(Pathway):
         return size * torch.stack([signs, -signs], dim=-1)
 
     def cost(self) -> Cost:
-        route = ROUTES[self.options.route]
-        reads = history_cost(
-            self.num_branches,
-            self.first_choice,
-            ends_block=self.blocks.ends,
-            partial_is_source=self.options.include_partial,
-            key_streams=route.key_streams,
-            value_streams=route.value_streams,
-        )
-        # A write into an empty block takes the output and gives two partials, a product each; one that carries takes
-        # two partials more, exchanges them (four flops) and adds.
-        empty = 0 if self.options.carry_partial else reads.entries - 1
-        carrying = self.num_branches - empty
-        # Dynamic gates: one feature norm per read for alpha and one for beta and rho, and their projections.
+        cost = history_cost(self.layout, streams=2, gated=True)
+        if not self.dynamic:
+            return cost
+        # One feature norm per read for alpha and one for beta and rho, and their projections.
         outputs = sum(gate.logit_GO.numel() for gate in (self.alpha, self.beta, self.rho))
-        gates = (4 + 1) * len(self.alpha.slot) + 3 * self.num_branches + 2 * outputs if self.dynamic else 0
-        return Cost(
-            kept=2 * reads.entries,
-            moved=reads.moved + 3 * empty + 5 * carrying,
-            flops=reads.flops + 2 * empty + 8 * carrying + gates,
-        )
+        return replace(cost, flops=cost.flops + 5 * len(self.alpha.slot) + 3 * self.num_branches + 2 * outputs)
 
-    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> DualAttentionState:
-        route = ROUTES[self.options.route]
-        history = DepthHistory(
-            queries_JRD=self.queries_JRD,
-            key_streams=route.key_streams,
-            value_streams=route.value_streams,
-            first_choice=self.first_choice,
-            norm_eps=self.norm_eps,
-            implementation=self.implementation_for(embedding_BTD, probe),
-            probe=probe,
-        )
-        history = history.append(history.source(observe(probe, 0, (embedding_BTD, embedding_BTD)), first_read=0))
-        return DualAttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)
+    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> DarState:
+        self.check_embedding(embedding_BTD)
+        streams = observe(probe, 0, (embedding_BTD, embedding_BTD))
+        history = start_history(self, self.layout, self.queries_JRD, streams, probe)
+        gates = OncePerPass(lambda: {name: getattr(self, name).rows() for name in ("alpha", "beta", "rho")})
+        return DarState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history, gates=gates)

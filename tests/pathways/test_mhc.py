@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from darlit.ops.reference import doubly_stochastic, sinkhorn
 from darlit.pathways import Probe
-from darlit.pathways.manifold_hyper_connections import doubly_stochastic, sinkhorn
 from pathways.cases import BRANCHES, WIDTH, assert_same, drive, make, plain_branches, randn, stir
 
 EPS = 1e-6

@@ -5,69 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from darlit.bench.dense import Dense
 from darlit.pathways import Probe, build
 from pathways.cases import BRANCHES, WIDTH, as_double, assert_same, drive, make, plain_branches, randn, stir
 
 EPS = 1e-6
-ROUTES = {  # target stream j: (stream of the keys, stream of the values)
-    "dar": lambda j: (1 - j, j),
-    "self_kv": lambda j: (j, j),
-    "cross_v": lambda j: (j, 1 - j),
-    "fixed_kv": lambda j: (0, 1),
-}
-
-
-def rms(x):
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
-
-
-def dense(pathway, embedding, branches):
-    """H [2, S, B, T, D] by streams and sources; everything is stacked again for every read."""
-    options, total = pathway.options, len(branches)
-    per_block = 2 * options.block_size
-    history, partial = [torch.stack([embedding, embedding])], None
-    first_choice = 1 if options.include_partial else min(per_block, total)
-
-    def gate(name, branch, features):
-        module = getattr(pathway, name)
-        logit = module.logit_GO[module.slot[branch]]
-        if options.gates == "dynamic":
-            logit = logit + torch.einsum("btd,od->bto", features, module.projection_GOD[module.slot[branch]])
-        return torch.sigmoid(logit)
-
-    def read(i):
-        sources = history + ([partial] if partial is not None and options.include_partial else [])
-        states = torch.stack(sources, dim=1)
-        if i < first_choice:
-            assert states.shape[1] == 1
-            return states[0, 0]
-        streams = []
-        for j in (0, 1):
-            key, value = ROUTES[options.route](j)
-            logits = torch.einsum("d,sbtd->sbt", pathway.queries_JRD[j, i - first_choice], rms(states[key]))
-            streams.append(torch.einsum("sbt,sbtd->btd", logits.softmax(0), states[value]))
-        alpha = gate("alpha", i, rms(sources[-1].mean(0)))
-        return alpha * streams[0] + (1 - alpha) * streams[1]
-
-    inputs = []
-    for i, branch in enumerate(branches):
-        inputs.append(read(i))
-        beta = 2 * gate("beta", i, rms(inputs[-1]))
-        added = torch.stack([beta[..., j : j + 1] * branch(inputs[-1]) for j in (0, 1)])
-        if partial is None and options.carry_partial:
-            partial = history[-1]
-        if partial is not None:
-            if i in pathway.rho.slot:
-                rho = gate("rho", i, rms(inputs[-1]))
-                partial = rho * partial + (1 - rho) * partial.flip(0)
-            partial = partial + added
-        else:
-            partial = added
-        if (i + 1) % per_block == 0 or i + 1 == total:
-            history, partial = [*history, partial], None
-    return inputs, read(total)
-
-
 CASES = {
     "full": {},
     "block": {"block_size": 2},
@@ -90,7 +32,7 @@ def test_dar_equals_its_dense_formula(case):
     pathway = stir(as_double(build("dar", num_branches=BRANCHES, width=WIDTH, norm_eps=EPS, **CASES[case])))
     embedding = randn(2, 5, WIDTH, seed=1).requires_grad_()
     branches, weights = plain_branches(BRANCHES)
-    ours, theirs = drive(pathway, embedding, branches), dense(pathway, embedding, branches)
+    ours, theirs = drive(pathway, embedding, branches), drive(Dense(pathway), embedding, branches)
     assert_same([*ours[0], ours[1]], [*theirs[0], theirs[1]], [*pathway.parameters(), embedding, *weights])
 
 

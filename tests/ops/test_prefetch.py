@@ -1,4 +1,4 @@
-"""Block reads in two phases: the operator against its formula, deep histories against the oracle, and where it runs.
+"""Block reads in two phases: deep histories against the oracle, and where it runs.
 
 The CPU kernels always; the Triton kernels where this file runs in Triton's interpreter, see `test_triton_interpreted`.
 """
@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from darlit import pathways
 from darlit.bench.measure import saved_bytes
-from darlit.ops import two_phase
-from darlit.ops.layout import backend
-from darlit.ops.two_phase import depth_mixes, two_phases_pay
+from darlit.ops import depth
+from darlit.ops.depth import prefetch_pays
+from darlit.ops.dispatch import backend
 from ops import drawn_cases
 from ops.drawn_cases import INTERPRETED, NARROW
 from pathways.cases import token_batch, transformer
@@ -25,84 +25,6 @@ from pathways.cases import token_batch, transformer
 IMPLEMENTATION = "triton" if INTERPRETED else "cpu"
 EXAMPLES = 4 if INTERPRETED else 24
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-TARGETS_OF = {1: [(0,), (0, 0), (0, 0, 0)], 2: [(0, 1), (1, 0), (1, 1), (0,)]}
-"""Value streams by how many streams there are: AttnRes with one to three queries; the routes, and sep_v."""
-
-
-@st.composite
-def reads_ahead(draw):
-    streams = draw(st.integers(1, 2))
-    return SimpleNamespace(
-        streams=streams,
-        value_streams=draw(st.sampled_from(TARGETS_OF[streams])),
-        sources=draw(st.integers(1, 8 if INTERPRETED else 40)),
-        reads=draw(st.integers(1, 20)),
-        width=draw(st.integers(1, 150)),
-        tokens=draw(st.integers(1, 5)),
-        wide_rows=draw(st.booleans()),
-        seed=draw(st.integers(0, 2**16)),
-    )
-
-
-def check_mixes(case, dtype):
-    """Against einsum in float64. Fresh memory is NaN, so an element that nobody writes shows."""
-    generator = torch.Generator().manual_seed(case.seed)
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    margin = 3 if case.wide_rows else 0
-    shape = (1, case.tokens, case.width + margin)
-    sources = [randn(*shape).to(dtype)[..., margin:] for _ in range(case.sources * case.streams)]
-    targets, columns = len(case.value_streams), [s % 4 for s in range(case.sources)]
-    logits = [3 * randn(case.tokens, targets, case.reads + s % 4 + s % 3) for s in range(case.sources)]
-    torch.use_deterministic_algorithms(True)  # also fills what torch.empty returns
-    try:
-        *mixes, lse_NJP = depth_mixes(sources, logits, columns, case.reads, list(case.value_streams), IMPLEMENTATION)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-    table_NJPS = torch.stack(
-        [table[..., c : c + case.reads] for table, c in zip(logits, columns, strict=True)], dim=-1
-    ).double()
-    torch.testing.assert_close(lse_NJP.double(), table_NJPS.logsumexp(-1), rtol=1e-6, atol=1e-6)
-    assert len(mixes) == case.reads * targets
-    for i, mix in enumerate(mixes):
-        read, target = divmod(i, targets)
-        values_SND = torch.cat(sources[case.value_streams[target] :: case.streams]).double()
-        exact_ND = torch.einsum("ns,snd->nd", table_NJPS[:, target, read].softmax(-1), values_SND)
-        assert mix.dtype == dtype
-        error = (mix[0].double() - exact_ND).norm() / exact_ND.norm().clamp(min=exact_ND.numel() ** 0.5 * 1e-2)
-        assert error <= drawn_cases.TOLERANCE[dtype], f"read {read}, target {target}: {error:.1e}"
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=CHECKS)
-@given(case=reads_ahead())
-def test_mixes_in_float32(case):
-    check_mixes(case, torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=CHECKS)
-@given(case=reads_ahead())
-def test_mixes_in_narrow_types(case, dtype):
-    check_mixes(case, dtype)
-
-
-def test_mixes_of_130_sources():
-    case = SimpleNamespace(streams=2, value_streams=(0, 1), sources=130, reads=2, width=20, tokens=3)
-    case.wide_rows, case.seed = True, 0
-    check_mixes(case, torch.float32)
-
-
-@pytest.mark.parametrize("width", [768, 1027] + ([] if INTERPRETED else [4096]))
-@pytest.mark.parametrize("reads", [2, 5, 17])
-def test_mixes_of_wide_rows(width, reads):
-    """More than one program a row, and rows that are written past the caches."""
-    tokens = 2 if INTERPRETED else 1 + 2**20 // width // 4
-    case = SimpleNamespace(streams=2, value_streams=(1, 0), sources=3, reads=reads, width=width, tokens=tokens)
-    case.wide_rows, case.seed = False, width
-    check_mixes(case, torch.float32)
 
 
 @pytest.fixture
@@ -110,17 +32,17 @@ def phases(monkeypatch):
     """What ran: (P reads, S sources) of every first phase, and the sources of every read."""
     seen = SimpleNamespace(first=[], reads=[])
     kernels = backend(IMPLEMENTATION)
-    mixes, read = kernels.depth_mixes, kernels.depth_read
+    mixes, read = kernels.depth_prefetch, kernels.depth_read
 
-    def spy_mixes(sources, logits, columns, value_streams, outputs, lse_NJP):
-        seen.first.append((lse_NJP.shape[2], len(logits)))
-        return mixes(sources, logits, columns, value_streams, outputs, lse_NJP)
+    def spy_mixes(addresses, count, reads, *rest):
+        seen.first.append((len(reads), count))
+        return mixes(addresses, count, reads, *rest)
 
-    def spy_read(sources, logits, *rest):
-        seen.reads.append(len(logits))
-        return read(sources, logits, *rest)
+    def spy_read(addresses, count, merged, partial, *rest):
+        seen.reads.append(count + (partial is not None))
+        return read(addresses, count, merged, partial, *rest)
 
-    monkeypatch.setattr(kernels, "depth_mixes", spy_mixes)
+    monkeypatch.setattr(kernels, "depth_prefetch", spy_mixes)
     monkeypatch.setattr(kernels, "depth_read", spy_read)
     return seen
 
@@ -221,7 +143,7 @@ def test_the_rule_counts_what_moves(reads, sources, kind):
     mixes = [(read, target) for read in range(reads) for target in range(targets)]
     one = [tensor for _ in range(reads) for tensor in completed]
     two = completed + mixes + mixes
-    assert two_phases_pay(reads, sources, values, targets) == (len(two) < len(one))
+    assert prefetch_pays(reads, sources, values, targets) == (len(two) < len(one))
 
 
 def drive(pathway, x, weights=None, recompute=False):
@@ -289,10 +211,10 @@ def test_a_fork_has_no_mixes_and_its_origin_keeps_them(name, phases):
     state = pathway.start(x)
     for branch in range(14):  # within the fourth block
         state.write(branch, torch.tanh(state.read(branch)))
-    assert state.history.ahead is not None
+    assert state.history.prefetched is not None
     phases.reads.clear()
     fork = state.fork()
-    assert fork.history.ahead is None
+    assert fork.history.prefetched is None
     torch.testing.assert_close(fork.read(14), state.read(14))
     assert phases.reads == [5, 2]
 
@@ -302,23 +224,8 @@ def test_no_mixes_are_kept_for_the_backward(name, phases, monkeypatch):
     pathway, x = build(name), torch.randn(1, 3, 24, requires_grad=True)
     two = saved_bytes(lambda: drive(pathway, x), pathway.parameters())
     assert phases.first
-    monkeypatch.setattr(two_phase, "two_phases_pay", lambda *case: False)
+    monkeypatch.setattr(depth, "prefetch_pays", lambda *case: False)
     assert saved_bytes(lambda: drive(pathway, x), pathway.parameters()) == two
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compilation is PyTorch's, whatever the kernels")
-@pytest.mark.parametrize("name", ["dar", pytest.param("attnres", marks=pytest.mark.slow)])
-def test_compiled_in_one_graph(name):
-    plain = results(build(name))
-    compiled = results(build(name), torch.compile(drive, backend="aot_eager", fullgraph=True))
-    assert_close(compiled, plain, 1e-5)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="a schema is the same for all kernels")
-def test_the_operator_declares_what_it_does():
-    streams, logits = [torch.randn(1, 3, 8) for _ in range(4)], [torch.randn(3, 2, 5) for _ in range(2)]
-    arguments = (streams, logits, [0, 2], 3, [1, 0], "cpu")
-    torch.library.opcheck(depth_mixes, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the backbone chooses for itself")

@@ -1,17 +1,9 @@
-"""How the operators hand tensors to a backend of kernels: rows of ``[N, D]`` and float32 coefficients."""
+"""Tensors as kernels take them: rows ``[N, D]`` and float32 gates."""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
+import torch
 from torch import Tensor
-
-
-def backend(implementation: str) -> ModuleType:
-    """The module with the kernels: ``cpu`` or ``triton``."""
-    name = {"cpu": "darlit.ops.cpu", "triton": "darlit.ops.triton_kernels"}[implementation]
-    return importlib.import_module(name)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -20,10 +12,15 @@ def rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def dense(x: Tensor) -> Tensor:
+    """``x`` where it is contiguous, else its `rows`: kernels need an address and the distance of rows."""
+    return x if x.is_contiguous() else rows(x)
+
+
 def gate(values: Tensor | None) -> Tensor | None:
     """``[G]`` for all tokens, or ``[N, G]`` from ``[B, T, G]``; in float32 and contiguous."""
-    if values is None:
-        return None
+    if values is None or (values.dim() == 1 and values.dtype == torch.float32 and values.is_contiguous()):
+        return values
     return (values if values.dim() == 1 else values.reshape(-1, values.shape[-1])).float().contiguous()
 
 

@@ -27,13 +27,14 @@ from torch import nn
 
 from darlit.errors import DarlitError
 from darlit.ops import reference
+from darlit.ops.dispatch import IMPLEMENTATIONS
 from darlit.pathways.contract import PathwayOptions, Streams, check_option
-from darlit.pathways.cost import Cost
-from darlit.pathways.streams import Mixing, WidenedStreams, recomputed
+from darlit.pathways.cost import Cost, streams_cost
+from darlit.pathways.streams import KernelGates, Mixing, WidenedStreams
 
 
 @dataclass(frozen=True)
-class HyperConnectionsOptions(PathwayOptions):
+class HCOptions(PathwayOptions):
     """Options of Hyper-Connections.
 
     Args:
@@ -57,7 +58,7 @@ class HyperConnectionsOptions(PathwayOptions):
             )
 
 
-class HyperConnections(WidenedStreams):
+class HC(WidenedStreams):
     """n streams. State kept: the n streams.
 
     Parameters per branch: n (n + 2) scalars; dynamic ones add (n + 2) D and two scales.
@@ -67,10 +68,10 @@ class HyperConnections(WidenedStreams):
     title = "Hyper-Connections"
     source = "arXiv 2409.19606"
     keeps = "the streams"
-    Options = HyperConnectionsOptions
-    implementations = ("auto", "reference", "cpu")
+    Options = HCOptions
+    implementations = IMPLEMENTATIONS
 
-    def __init__(self, num_branches: int, width: int, options: HyperConnectionsOptions, norm_eps: float) -> None:
+    def __init__(self, num_branches: int, width: int, options: HCOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         n = options.num_streams
         self.dynamic = options.connections == "dynamic"
@@ -95,14 +96,10 @@ class HyperConnections(WidenedStreams):
                 self.alpha_scale_I.fill_(self.options.dynamic_scale)
                 self.beta_scale_I.fill_(self.options.dynamic_scale)
 
-    def mixing(self, branch: int, streams: Streams, implementation: str) -> Mixing:
-        del implementation
-        return recomputed(self._mixing, branch, streams)
-
-    def _mixing(self, branch: int, streams: Streams) -> Mixing:
-        pre, post, res = (reference.wide(table[branch]) for table in (self.pre_IN, self.post_IN, self.res_INN))
+    def mixing(self, branch: int, streams: Streams) -> Mixing:
+        pre, post, res = (reference.upcast(table[branch]) for table in (self.pre_IN, self.post_IN, self.res_INN))
         if self.dynamic:
-            alpha, beta = (reference.wide(scale[branch]) for scale in (self.alpha_scale_I, self.beta_scale_I))
+            alpha, beta = (reference.upcast(scale[branch]) for scale in (self.alpha_scale_I, self.beta_scale_I))
             rows_CD = self.projection_ICD[branch]
             logits = [reference.depth_logits(stream_BTD, rows_CD, self.norm_eps) for stream_BTD in streams]
             # C last, N before it: entry [s, c] is what stream s says about connection c.
@@ -113,13 +110,16 @@ class HyperConnections(WidenedStreams):
         # A_r is stored as in the paper, row: the stream it comes from. `Mixing.res` has the stream written first.
         return Mixing(pre, post, res.transpose(-2, -1))
 
+    def kernel_gates(self) -> KernelGates:
+        res_INN = self.res_INN.transpose(1, 2)
+        if not self.dynamic:
+            write_INC = torch.cat([res_INN, self.post_IN.unsqueeze(-1)], dim=-1)
+            return KernelGates("hc", [], torch.cat([self.pre_IN, write_INC.flatten(1)], dim=1).unbind(0))
+        scales = (self.alpha_scale_I[:, None], self.beta_scale_I[:, None])
+        parameters = torch.cat([self.pre_IN, self.post_IN, res_INN.flatten(1), *scales], dim=1).unbind(0)
+        return KernelGates("hc", list(self.projection_ICD.unsqueeze(2).unbind(0)), parameters)
+
     def cost(self) -> Cost:
         n = self.num_streams
-        mix = 2 * n + 2 * n * (n + 1)
         logits = n * (2 + 2 * (n + 2)) if self.dynamic else 0
-        return Cost(
-            kept=n,
-            # A read takes n streams and gives one vector; a write takes the streams and the output and gives n.
-            moved=self.num_branches * (3 * n + 2) + n + 1,
-            flops=self.num_branches * (mix + logits) + n - 1,
-        )
+        return streams_cost(self.num_branches, n, 2 * n + 2 * n * (n + 1) + logits)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The first phase of Block reads for a GPU; see `darlit.ops.cpu.depth_mixes` for the arguments.
+"""The first phase of Block reads for a GPU; see `darlit.ops.cpu.depth_prefetch` for the arguments.
 
 No sum runs over the width, so a program owns a part of one token's channels and has the sums of up to `MOST_READS`
 reads in registers: each row of a source is loaded once for all of these reads. One target a program; programs of a
@@ -14,20 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from darlit.ops.triton_forward import logit_tables
-from darlit.ops.triton_rows import addresses, aligned, bits, check_width, row_of
+from darlit.ops.triton_rows import aligned, bits, check_width, pointers
+from darlit.ops.triton_tables import SourceAddresses
 
 MOST_READS = 16
 """More are served by several programs, each of which reads the sources."""
 
 
-@triton.jit
-def depth_mixes_kernel(
-    table,  # S * M sources, then P * J mixes, those of a read side by side
-    logits,  # S times: address of the first read's column, token distance, target distance
+@triton.jit(do_not_specialize=["sources", "first_read", "reads"], do_not_specialize_on_alignment=["lse", "mixes"])
+def depth_prefetch_kernel(
+    table,  # of the completed sources, see `triton_tables`
+    mixes,  # P * J contiguous tensors, those of a read side by side, in one
     lse,
-    kind,  # one element of the streams' dtype
     sources,
+    first_read,
     width,
     reads,
     M: tl.constexpr,
@@ -38,7 +38,8 @@ def depth_mixes_kernel(
     BLOCK: tl.constexpr,
 ):
     """Mixes of READS reads: first the log-sum-exp from the logits alone, then one pass over the rows."""
-    dtype: tl.constexpr = kind.dtype.element_ty
+    dtype: tl.constexpr = mixes.dtype.element_ty
+    tokens = tl.num_programs(0) // J
     token = (tl.program_id(0) // J).to(tl.int64)
     target = tl.program_id(0) % J
     read_P = tl.program_id(2) * READS + tl.arange(0, READS)
@@ -49,8 +50,9 @@ def depth_mixes_kernel(
     top_P = tl.full([READS], float("-inf"), tl.float32)
     total_P = tl.zeros([READS], tl.float32)
     for s in range(sources):
-        address = tl.load(logits + 3 * s).to(tl.pointer_type(tl.float32))
-        address += token * tl.load(logits + 3 * s + 1) + target * tl.load(logits + 3 * s + 2)
+        source = table + s * (2 * M + 3)
+        address = tl.load(source + 2 * M).to(tl.pointer_type(tl.float32)) + first_read
+        address += token * tl.load(source + 2 * M + 1) + target * tl.load(source + 2 * M + 2)
         logit_P = tl.load(address + read_P, mask=in_reads_P, other=0.0)
         new_top_P = tl.maximum(top_P, logit_P)
         total_P = total_P * tl.exp(top_P - new_top_P) + tl.exp(logit_P - new_top_P)
@@ -60,14 +62,16 @@ def depth_mixes_kernel(
 
     mixed_PD = tl.zeros([READS, BLOCK], tl.float32)
     for s in range(sources):
-        address = tl.load(logits + 3 * s).to(tl.pointer_type(tl.float32))
-        address += token * tl.load(logits + 3 * s + 1) + target * tl.load(logits + 3 * s + 2)
+        source = table + s * (2 * M + 3)
+        address = tl.load(source + 2 * M).to(tl.pointer_type(tl.float32)) + first_read
+        address += token * tl.load(source + 2 * M + 1) + target * tl.load(source + 2 * M + 2)
         weight_P = tl.exp(tl.load(address + read_P, mask=in_reads_P, other=0.0) - lse_P)
-        row = row_of(table, s * M + ((VALUES >> target) & 1), token, dtype, ALIGNED)
+        stream = source + 2 * ((VALUES >> target) & 1)
+        row = pointers(tl.load(stream), tl.load(stream + 1), token, dtype, ALIGNED)
         value_D = tl.load(row + column_D, mask=in_width_D, other=0.0).to(tl.float32)
         mixed_PD += weight_P[:, None] * value_D[None, :]
-    entry_P = sources * M + tl.minimum(read_P, reads - 1) * J + target
-    row_P = row_of(table, entry_P, token, dtype, ALIGNED)
+    entry_P = (tl.minimum(read_P, reads - 1) * J + target).to(tl.int64)
+    row_P = pointers(mixes.to(tl.int64), width, entry_P * tokens + token, dtype, ALIGNED)
     mask_PD = in_reads_P[:, None] & in_width_D[None, :]
     tl.store(row_P[:, None] + column_D[None, :], mixed_PD.to(dtype), mask=mask_PD)
 
@@ -79,33 +83,33 @@ def mixes_tile(width: int, reads: int) -> tuple[int, int, int]:
     return together, block, max(1, min(8, block // 128))
 
 
-def depth_mixes(
-    sources: Sequence[Tensor],
-    logits: Sequence[Tensor],
-    columns: Sequence[int],
+def depth_prefetch(
+    addresses: SourceAddresses,
+    count: int,
+    reads: range,
+    streams: int,
     value_streams: Sequence[int],
     mixes: Sequence[Tensor],
     lse_NJP: Tensor,
 ) -> None:
-    """See `darlit.ops.cpu.depth_mixes`."""
-    tokens, width = sources[0].shape
+    """See `darlit.ops.cpu.depth_prefetch`."""
+    width = mixes[0].shape[-1]
+    tokens, targets, number = lse_NJP.shape
     check_width(width)
-    _, targets, reads = lse_NJP.shape
-    together, block, warps = mixes_tile(width, reads)
-    tensors = [*sources, *mixes]
-    grid = (tokens * targets, triton.cdiv(width, block), triton.cdiv(reads, together))
-    depth_mixes_kernel[grid](
-        addresses(tensors, sources[0]),
-        logit_tables(logits, columns),
+    together, block, warps = mixes_tile(width, number)
+    grid = (tokens * targets, triton.cdiv(width, block), triton.cdiv(number, together))
+    depth_prefetch_kernel[grid](
+        addresses.table,
+        mixes[0],
         lse_NJP,
-        sources[0],
-        len(logits),
+        count,
+        reads.start,
         width,
-        reads,
-        M=len(sources) // len(logits),
+        number,
+        M=streams,
         J=targets,
         VALUES=bits(value_streams),
-        ALIGNED=aligned(tensors),
+        ALIGNED=addresses.aligned and aligned([mixes[0]]),
         READS=together,
         BLOCK=block,
         num_warps=warps,

@@ -8,8 +8,9 @@ from attn_res.main import AttnResOperator
 from torch import Tensor
 from torch.func import functional_call
 
+from darlit.bench.dense import Dense
 from darlit.pathways import build
-from pathways.cases import BRANCHES, WIDTH, assert_same, drive, make, plain_branches, randn, stir
+from pathways.cases import BRANCHES, VARIANTS, WIDTH, assert_same, drive, make, plain_branches, randn, stir
 
 EPS = 1e-6
 
@@ -80,23 +81,13 @@ def test_attnres_equals_the_attn_res_package(variant, branches_per_source):
     )
 
 
-@pytest.mark.parametrize(("variant", "branches_per_source"), [("attnres_full_sep_v", 1), ("attnres_sep_v", 2)])
-def test_sep_v_equals_its_dense_formula(variant, branches_per_source):
+@pytest.mark.parametrize("variant", [name for name, (family, _) in VARIANTS.items() if family == "attnres"])
+def test_attnres_equals_its_dense_formula(variant):
     """No independent code of SepV is public: the formula, written out densely; golden tensors pin it as well."""
     pathway = stir(make(variant, norm_eps=EPS))
     embedding = randn(2, 5, WIDTH, seed=1).requires_grad_()
     branches, weights = plain_branches(BRANCHES)
-    matrices = pathway.value_projection_EDD
-
-    def read(index: int, sources: list[Tensor]) -> Tensor:
-        stacked = torch.stack(sources)
-        values = torch.einsum("eij,ebtj->ebti", matrices[: len(sources)], stacked)
-        keys = stacked / (stacked.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
-        query = pathway.queries_JRD[0, index - 1] if index else torch.zeros(WIDTH, dtype=torch.double)
-        return ((keys @ query).softmax(0).unsqueeze(-1) * values).sum(0)
-
-    ours = drive(pathway, embedding, branches)
-    theirs = outside(read, embedding, branches, branches_per_source)
+    ours, theirs = drive(pathway, embedding, branches), drive(Dense(pathway), embedding, branches)
     assert_same([*ours[0], ours[1]], [*theirs[0], theirs[1]], [*pathway.parameters(), embedding, *weights])
 
 

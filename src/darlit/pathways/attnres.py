@@ -17,7 +17,7 @@ Not so with ``query_init_std > 0``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -25,29 +25,29 @@ from torch import Tensor, nn
 
 from darlit.errors import DarlitError
 from darlit.ops.dispatch import IMPLEMENTATIONS
-from darlit.pathways.blocks import Blocks, BlockState
 from darlit.pathways.contract import (
     BRANCHES_PER_LAYER,
     Pathway,
     PathwayOptions,
+    PathwayState,
     Probe,
     Streams,
     check_option,
     observe,
 )
 from darlit.pathways.cost import Cost, history_cost
-from darlit.pathways.depth_history import DepthHistory, Source, new_queries, reset_queries
+from darlit.pathways.history import Blocks, History, Layout, new_queries, reset_queries, start_history
 
 
 @dataclass(frozen=True)
-class AttentionOptions(PathwayOptions):
+class AttnResOptions(PathwayOptions):
     """Options of Attention Residuals.
 
     Args:
         block_size: K layers of a block; 0 = full, every branch output is a source.
         num_queries: independent reads of a branch, averaged [ours]: the control for DAR's two queries.
         sep_v: values go through a projection of their own, identity at the start, one per source [ours].
-        query_init_std: 0 = zero queries; several queries must start apart, or they stay equal for ever.
+        query_init_std: 0 = zero queries; several queries must start apart, or they always stay equal.
     """
 
     block_size: int = 0
@@ -68,28 +68,35 @@ class AttentionOptions(PathwayOptions):
 
 
 @dataclass(kw_only=True)
-class AttentionState(BlockState):
-    """``partial`` is the block's running sum; its last stream is the sum itself, with or without ``sep_v``."""
+class AttnResState(PathwayState):
+    history: History
+    shares: Tensor
+    """``[J]``: how much of a read each query contributes."""
+
+    @property
+    def implementation(self) -> str:
+        return self.history.implementation
+
+    def fork(self) -> AttnResState:
+        return replace(self, history=self.history.fork())
 
     def _read(self, read: int) -> Tensor:
-        targets = self.pathway.options.num_queries
-        return self.history.read(read, [1.0 / targets] * targets, self.partial)
+        return self.history.read(read, self.shares)
 
     def _write(self, branch: int, output_BTD: Tensor) -> None:
-        value_BTD = output_BTD if self.partial is None else self.partial.streams[-1] + output_BTD
-        if self.pathway.blocks.ends(branch):
-            (value_BTD,) = observe(self.probe, len(self.history.sources), (value_BTD,))
-            self._complete(branch, self._source(value_BTD, first_read=branch + 1))
-        else:
-            self.partial = self._source(value_BTD, first_read=branch + 1, last_read=branch + 1)
+        running = self.history.carried
+        # The last stream is the running sum itself, with or without sep_v.
+        value_BTD = running[-1] + output_BTD if running else output_BTD
+        entry = self.history.num_entries
+        if self.pathway.layout.blocks.ends(branch):
+            (value_BTD,) = observe(self.probe, entry, (value_BTD,))
+        self.history.put(branch, self.pathway.source_streams(entry, value_BTD))
 
-    def _source(self, value_BTD: Tensor, first_read: int, last_read: int | None = None) -> Source:
-        """What the history keeps of the entry that is next to complete."""
-        streams = self.pathway.source_streams(len(self.history.sources), value_BTD)
-        return self.history.source(streams, first_read, last_read)
+    def _finish(self) -> Tensor:
+        return self._read(self.pathway.num_branches)
 
 
-class AttentionResiduals(Pathway):
+class AttnRes(Pathway):
     """One stream. State kept: every source, and for each the logits of the reads to come.
 
     Parameters: one query per read that has a choice, `num_queries` times D each; with `sep_v` D^2 per source.
@@ -99,31 +106,27 @@ class AttentionResiduals(Pathway):
     title = "Attention Residuals"
     source = "arXiv 2603.15031"
     keeps = "every source"
-    Options = AttentionOptions
+    Options = AttnResOptions
     implementations = IMPLEMENTATIONS
 
-    def __init__(self, num_branches: int, width: int, options: AttentionOptions, norm_eps: float) -> None:
+    def __init__(self, num_branches: int, width: int, options: AttnResOptions, norm_eps: float) -> None:
         super().__init__(num_branches, width, options, norm_eps)
         check_option("block_size", options.block_size, options.block_size <= self.num_layers, f"0 to {self.num_layers}")
-        self.blocks = Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size or 1)
+        self.layout = Layout(
+            key_streams=(1 if options.sep_v else 0,) * options.num_queries,
+            value_streams=(0,) * options.num_queries,
+            blocks=Blocks(num_branches, size=BRANCHES_PER_LAYER * options.block_size or 1),
+        )
         # Read 0 sees the embedding alone; from read 1 on there is a choice.
         self.queries_JRD = new_queries(options.num_queries, num_branches, width)
         if options.sep_v:
-            num_entries = 1 + sum(self.blocks.ends(branch) for branch in range(num_branches))
+            num_entries = 1 + sum(map(self.layout.blocks.ends, range(num_branches)))
             self.value_projection_EDD = nn.Parameter(torch.empty(num_entries, width, width))
         self.reset_parameters()
 
     @property
     def period(self) -> int:
         return self.options.block_size or 1
-
-    @property
-    def key_streams(self) -> tuple[int, ...]:
-        return (1 if self.options.sep_v else 0,) * self.options.num_queries
-
-    @property
-    def value_streams(self) -> tuple[int, ...]:
-        return (0,) * self.options.num_queries
 
     def reset_parameters(self) -> None:
         reset_queries(self.queries_JRD, self.options.query_init_std)
@@ -139,33 +142,20 @@ class AttentionResiduals(Pathway):
         return projected_BTD.to(value_BTD.dtype), value_BTD
 
     def cost(self) -> Cost:
-        reads = history_cost(
-            self.num_branches,
-            first_choice=1,
-            ends_block=self.blocks.ends,
-            partial_is_source=True,
-            key_streams=self.key_streams,
-            value_streams=self.value_streams,
-        )
-        # Adding to a running sum takes two vectors and gives one; an output that is a source by itself is only read.
-        sums = self.num_branches - (reads.entries - 1)
-        kept, moved, flops = reads.entries, reads.moved + 3 * sums + (reads.entries - 1), reads.flops + sums
-        if self.options.sep_v:
-            # A projection per entry and per read of a running sum: the source in, its value out.
-            projections = reads.entries + sums
-            kept, moved, flops = 2 * kept, moved + 2 * projections, flops + 2 * self.width * projections
-        return Cost(kept, moved, flops)
+        cost = history_cost(self.layout, streams=1, gated=False)
+        if not self.options.sep_v:
+            return cost
+        # A projection per entry and per read of a running sum: the source in, its value out.
+        projections = self.num_branches + 1
+        moved, flops = cost.moved + 2 * projections, cost.flops + 2 * self.width * projections
+        return Cost(2 * cost.kept, moved, flops)
 
-    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> AttentionState:
-        history = DepthHistory(
-            queries_JRD=self.queries_JRD,
-            key_streams=self.key_streams,
-            value_streams=self.value_streams,
-            first_choice=1,
-            norm_eps=self.norm_eps,
-            implementation=self.implementation_for(embedding_BTD, probe),
-            probe=probe,
-        )
+    def start(self, embedding_BTD: Tensor, probe: Probe | None = None) -> AttnResState:
+        self.check_embedding(embedding_BTD)
         (entry_BTD,) = observe(probe, 0, (embedding_BTD,))
-        history = history.append(history.source(self.source_streams(0, entry_BTD), first_read=0))
-        return AttentionState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history)
+        streams = self.source_streams(0, entry_BTD)
+        history = start_history(self, self.layout, self.queries_JRD, streams, probe)
+        targets = self.options.num_queries
+        dtype = torch.promote_types(embedding_BTD.dtype, torch.float32)
+        shares = torch.full((targets,), 1 / targets, dtype=dtype, device=embedding_BTD.device)
+        return AttnResState(pathway=self, probe=probe, embedding_BTD=embedding_BTD, history=history, shares=shares)

@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from cells import INTERRUPTED, fit, interrupt_after, run_folder, write_cell
-from darlit import modules, run
+from darlit import run
 from darlit.__main__ import main
 from darlit.cli import resolve
 from darlit.data.prepare import Options, prepare
 from darlit.grid.cells import read_grid
 from darlit.grid.status import read_state
+from darlit.modules.arms import MODULES
 from darlit.modules.loading import load
 from darlit.run import MAY_DIFFER, RunFolder, difference, field_name, flatten, may_differ
 from darlit.settings import LINKED
@@ -71,7 +72,7 @@ def _other(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def arms() -> dict[str, dict[str, Any]]:
-    return {name: _leaves(name) for name in modules.variants() if name.endswith("LM")}
+    return {name: _leaves(name) for name in MODULES}
 
 
 def test_every_leaf_is_decided(arms: dict[str, dict[str, Any]]) -> None:

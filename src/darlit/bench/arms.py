@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from darlit import pathways
+from darlit.catalog import arm
 from darlit.ops.two_phase import two_phases_pay
 from darlit.pathways.blocks import Blocks
 
@@ -37,12 +38,9 @@ class Shape:
 
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "residual": ("residual", {}),
-    "attnres_full": ("attnres", {}),
-    "attnres_block4": ("attnres", {"block_size": 4}),
-    "dar_full": ("dar", {}),
-    "dar_block4": ("dar", {"block_size": 4}),
-    "mhc2": ("mhc", {"num_streams": 2}),
+    # auto is 4 at 32 layers; the bench's own depths are fewer, with blocks of the same size.
+    name: arm(name.removesuffix("4"), num_layers=32)
+    for name in ("residual", "attnres_full", "attnres_block4", "dar_full", "dar_block4", "mhc2")
 }
 
 

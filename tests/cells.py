@@ -15,6 +15,7 @@ from darlit import catalog
 from darlit.callbacks.preemption import Preemption
 from darlit.catalog import Arm
 from darlit.cli import main
+from darlit.pathways import families
 from darlit.run import INTERRUPTED as INTERRUPTED
 
 LAYERS = 2
@@ -43,8 +44,9 @@ def write_cell(folder: Path, data_folder: Path, arm: str = "dar_full", **changes
         "memory_estimate": {"enabled": False},  # a second of every run
         "runs_dir": str(folder / "runs"),
     }
-    if pathway:
-        config["model"]["init_args"]["pathway"] = pathway
+    default = families()[name].Options()
+    if stated := {option: value for option, value in pathway.items() if value != getattr(default, option)}:
+        config["model"]["init_args"]["pathway"] = stated
     for dotted, value in changes.items():
         inner = config
         *parents, last = dotted.split("__")

@@ -102,13 +102,13 @@ def test_passes_over_a_prepared_corpus_are_planned(
     assert planned["passes"] == pytest.approx(13 * 2048 * 20 / tokens)
     assert main(["plan", str(cell), "--quick"]) == 0
     assert f"{13 * 2048 * 20 / tokens:.2f}" in capsys.readouterr().out
-    (unprepared,) = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick")["experiments"]
+    (unprepared,) = _json(capsys, "dense0.1b_residual", "--quick")["experiments"]
     assert unprepared["passes"] is None
 
 
 def test_weights_in_half_precision_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     def warned(precision: str) -> bool:
-        result = _json(capsys, str(EXPERIMENTS / "dense0.1b_residual.yaml"), "--quick", "--precision", precision)
+        result = _json(capsys, "dense0.1b_residual", "--quick", "--precision", precision)
         return any("gains that start at 1 do not move" in note for note in result["assumptions"]["notes"])
 
     assert warned("bf16-true")

@@ -68,7 +68,7 @@ GATES = ("alpha", "beta", "rho", "pre_", "post_", "res_")
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @pytest.mark.parametrize("arm", ["attnres", "dar", "mhc"])
 def test_plain_relative_error_at_a_real_width(arm, dtype):
-    """No allowance for sums that cancel, but for the gates: there no worse than three times the reference in that dtype."""
+    """No allowance for sums that cancel. Gates: no worse than three times the reference in that dtype."""
     options = {"attnres": {}, "dar": {"block_size": 2}, "mhc": {"num_streams": 2}}[arm]
     shape = (1, 8 if INTERPRETED else 96, 768)
     case = {"name": arm, "num_branches": 8, "shape": shape, "options": options, "layout": "contiguous", "seed": 1}

@@ -11,17 +11,19 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
+from darlit import catalog
 from darlit.callbacks.preemption import Preemption
+from darlit.catalog import Arm
 from darlit.cli import main
+from darlit.pathways import families
 from darlit.run import INTERRUPTED as INTERRUPTED
 
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "residual": ("ResidualLM", {}),
-    "attnres_full": ("AttentionResidualLM", {}),
-    "attnres_block": ("AttentionResidualLM", {"block_size": 1}),
-    "dar_full": ("DualAttentionResidualLM", {}),
-    "dar_block": ("DualAttentionResidualLM", {"block_size": 2}),
-    "dar_dynamic": ("DualAttentionResidualLM", {"gates": "dynamic"}),
+LAYERS = 2
+CLASSES = {pathway: class_path for class_path, pathway in catalog.PATHWAYS.items()}
+ARMS: dict[str, Arm] = {
+    **{name: catalog.arm(name, LAYERS) for name in ("residual", "attnres_full", "dar_full", "dar_block")},
+    "attnres_block": Arm("attnres", {"block_size": 1}),
+    "dar_dynamic": Arm("dar", {"gates": "dynamic"}),
 }
 STEPS = 20
 BATCH_TOKENS = 256
@@ -29,11 +31,11 @@ BATCH_TOKENS = 256
 
 def write_cell(folder: Path, data_folder: Path, arm: str = "dar_full", **changes: Any) -> Path:
     """Write ``<folder>/micro_<arm>.yaml`` for 20 steps with a validation every 5, and return its path."""
-    class_path, pathway = ARMS[arm]
-    backbone = {"vocab_size": 257, "num_layers": 2, "width": 32, "num_heads": 2, "ffn_width": 48}
+    name, pathway = ARMS[arm]
+    backbone = {"vocab_size": 257, "num_layers": LAYERS, "width": 32, "num_heads": 2, "ffn_width": 48}
     config: dict[str, Any] = {
         "model": {
-            "class_path": class_path,
+            "class_path": CLASSES[name],
             "init_args": {"backbone": backbone, "optimizer": {"learning_rate": 3e-3}},
         },
         "data": {"folder": str(data_folder), "sequence_length": 32, "batch_size": 8, "val_sequences": 16},
@@ -42,8 +44,9 @@ def write_cell(folder: Path, data_folder: Path, arm: str = "dar_full", **changes
         "memory_estimate": {"enabled": False},  # a second of every run
         "runs_dir": str(folder / "runs"),
     }
-    if pathway:
-        config["model"]["init_args"]["pathway"] = pathway
+    default = families()[name].Options()
+    if stated := {option: value for option, value in pathway.items() if value != getattr(default, option)}:
+        config["model"]["init_args"]["pathway"] = stated
     for dotted, value in changes.items():
         inner = config
         *parents, last = dotted.split("__")

@@ -119,6 +119,61 @@ def test_options_win_over_files_wherever_they_stand(tmp_path: Path, data_folder:
     assert saved["model"]["init_args"]["optimizer"]["learning_rate"] == 0.001
 
 
+@pytest.fixture
+def sizes_and_arms(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a size of its own in configs/, and darlit's arms."""
+    cell = yaml.safe_load(write_cell(tmp_path, data_folder, "residual").read_text())
+    del cell["model"]["class_path"]
+    (tmp_path / "configs" / "size").mkdir(parents=True)
+    (tmp_path / "configs" / "size" / "micro.yaml").write_text(yaml.safe_dump(cell))
+    shutil.copytree(Path(__file__).parents[1] / "configs" / "arm", tmp_path / "configs" / "arm")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_cell_by_its_name_is_the_cell_by_its_files(sizes_and_arms: Path) -> None:
+    named = ["--cell", "micro_dar_block", "--model.backbone.num_layers=3"]
+    files = ["--config", "configs/size/micro.yaml", "--config", "configs/arm/dar_block.yaml"]
+    assert darlit(["fit", *named, "--runs_dir=by_name"]) == 0
+    assert darlit(["fit", *files, "--model.backbone.num_layers=3", "--runs_dir=by_files"]) == 0
+    by_name, by_files = (Path(runs) / "micro_dar_block" / "seed_0" for runs in ("by_name", "by_files"))
+    for folder in (by_name, by_files):
+        saved = yaml.safe_load((folder / "config.yaml").read_text())["model"]
+        assert saved["class_path"] == "darlit.modules.arms.DualAttentionResidualLM"
+        assert saved["init_args"]["pathway"]["block_size"] == summary(folder)["pathway"]["block_size"] == 2
+        assert (summary(folder)["size"], summary(folder)["arm"]) == ("micro", "dar_block")
+    for name, value in weights(by_name).items():
+        assert torch.equal(weights(by_files)[name], value), name
+
+
+def test_a_grid_of_variations_trains_what_each_says(sizes_and_arms: Path) -> None:
+    grid = Path("pick.yaml")
+    vary = {"default": {}, "layer": {"pathway.beta_pattern": "layer"}, "lr_3": {"optimizer.pathway_lr_multiplier": 3.0}}
+    group = {"size": "micro", "arms": ["dar_full"], "seeds": [1], "set": {"data.val_sequences": 8}, "vary": vary}
+    grid.write_text(yaml.safe_dump({"groups": {"DAR": {**group, "budget": {"tokens": 1280}}}}, sort_keys=False))
+    assert darlit(["grid", "check", str(grid)]) == 0
+    assert darlit(["grid", "run", str(grid), "--only", "*-layer,micro_dar_full-lr_3", "--runs_dir=runs"]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["micro_dar_full-layer", "micro_dar_full-lr_3"]
+    layer, faster = (summary(Path(f"runs/micro_dar_full-{name}/seed_1")) for name in ("layer", "lr_3"))
+    assert (layer["pathway"]["beta_pattern"], layer["optimizer"]["pathway_lr_multiplier"]) == ("layer", 1.0)
+    assert (faster["pathway"]["beta_pattern"], faster["optimizer"]["pathway_lr_multiplier"]) == ("branch", 3.0)
+    assert layer["budget"]["tokens"] == faster["budget"]["tokens"] == 1280
+    assert layer["arm"] == "dar_full-layer"
+
+
+def test_a_cell_that_is_not_in_the_catalog_is_one_line(
+    sizes_and_arms: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert darlit(["fit", "--cell", "micro_dar_ful"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("darlit: error: no cell 'micro_dar_ful': ")
+    assert "did you mean micro_dar_full?" in error
+    assert error.count("\n") == 1
+    assert darlit(["fit", "--config", "configs/arm/dar_block.yaml"]) == 2
+    assert "pathway.block_size=auto is worked out from backbone.num_layers" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_validate_test_and_predict_use_a_checkpoint(
     tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

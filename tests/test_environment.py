@@ -57,10 +57,11 @@ def test_text_that_the_terminal_cannot_show_is_replaced(dar_run: Path, encoding:
 
 
 def test_choices_are_written_in_any_encoding(tmp_path: Path) -> None:
-    from grid.fakes import make_summary, write_run
+    from grid.fakes import make_summary, write_cell_file, write_run
 
     for arm in ("residual", "dar_full"):
-        (tmp_path / f"tiny_{arm}.yaml").write_text("model: {class_path: ResidualLM}\n")
+        class_path = "ResidualLM" if arm == "residual" else "DualAttentionResidualLM"
+        write_cell_file(tmp_path, f"tiny_{arm}", class_path)
         for seed in (0, 1):
             write_run(tmp_path / "runs", make_summary("tiny", arm, seed))
     grid = tmp_path / "grid.yaml"

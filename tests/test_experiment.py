@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cells import fit, run_folder, summary, write_cell
 from darlit.__main__ import main
-from darlit.experiment import ExperimentError, load_experiment, load_experiments, shortened
+from darlit.experiment import (
+    BACKBONE,
+    PATHWAY,
+    ExperimentError,
+    inner,
+    load_experiment,
+    load_experiments,
+    nested,
+    shortened,
+)
 from darlit.grid.cells import read_grid
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -63,6 +73,36 @@ def test_bad_files_are_named_in_one_line(tmp_path: Path, text: str, words: list[
         assert word in str(caught.value)
 
 
+def with_layers(layers: Any) -> dict[str, Any]:
+    return nested({f"{PATHWAY}.block_size": "auto", f"{BACKBONE}.num_layers": layers})
+
+
+@pytest.mark.parametrize(
+    ("layers", "block_size"), [(1, 2), (4, 2), (8, 2), (12, 2), (16, 2), (17, 3), (24, 3), (25, 4), (64, 8), ("24", 3)]
+)
+def test_block_size_auto_is_about_eight_blocks_of_two_layers_or_more(
+    layers: Any, block_size: int, tmp_path: Path
+) -> None:
+    file = write(tmp_path, "cell.yaml", yaml.safe_dump(with_layers(layers)))
+    assert inner(load_experiment(file), PATHWAY) == {"block_size": block_size}
+
+
+def test_the_depth_of_the_last_file_counts_for_block_size_auto(tmp_path: Path) -> None:
+    first = write(tmp_path, "first.yaml", yaml.safe_dump(with_layers(8)))
+    deeper = write(tmp_path, "deeper.yaml", yaml.safe_dump(nested({f"{BACKBONE}.num_layers": 32})))
+    assert inner(load_experiments([first, deeper]), PATHWAY)["block_size"] == 4
+    changes = nested({f"{BACKBONE}.num_layers": 24})
+    assert inner(load_experiments([first, deeper], changes), PATHWAY)["block_size"] == 3
+
+
+@pytest.mark.parametrize("layers", [None, "many", 0, 2.0, True])
+def test_block_size_auto_without_a_depth_is_one_line(layers: Any, tmp_path: Path) -> None:
+    content = nested({f"{PATHWAY}.block_size": "auto"}) if layers is None else with_layers(layers)
+    file = write(tmp_path, "cell.yaml", yaml.safe_dump(content))
+    with pytest.raises(ExperimentError, match="block_size=auto is worked out from backbone.num_layers, which is"):
+        load_experiment(file)
+
+
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_resolves_and_is_a_handful_of_lines(path: Path) -> None:
     config = load_experiment(path)
@@ -81,11 +121,11 @@ def test_a_shortened_run_says_so_and_its_record_too(tmp_path, data_folder, monke
     assert yaml.safe_load((run_folder(cell) / "config.yaml").read_text())["budget"]["tokens"] == 2 * 256
     assert summary(run_folder(cell))["budget"]["steps"] == 2
     (task,) = read_grid(tmp_path / "few.yaml").tasks
-    assert (task.cell.budget, task.cell.config["budget"]["tokens"]) == ({"tokens": 512}, 512)
+    assert (task.cell.changes, task.cell.config["budget"]["tokens"]) == ({"budget.tokens": 512}, 512)
     assert main(["grid", "run", str(tmp_path / "few.yaml"), f"--runs_dir={tmp_path / 'runs'}"]) == 0
     assert capsys.readouterr().out.startswith(said)
     monkeypatch.delenv("DARLIT_MAX_STEPS")
-    assert read_grid(tmp_path / "few.yaml").tasks[0].cell.budget == {"tokens": 1280}
+    assert read_grid(tmp_path / "few.yaml").tasks[0].cell.changes == {"budget.tokens": 1280}
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "٣"])

@@ -115,3 +115,10 @@ def test_an_unknown_key_suggests_the_nearest() -> None:
 def test_defaults_are_valid() -> None:
     for options in CLASSES:
         assert dataclasses.asdict(options()) == convert_fields("x", dataclasses.asdict(options()), options)
+
+
+@pytest.mark.parametrize("written", [1.0, "1.0", Text("1.0")])
+def test_a_share_never_becomes_a_count(written: object) -> None:
+    """``limit_val_batches`` of 1.0 is all batches, of 1 it is one."""
+    assert type(convert("limit_val_batches", written, int | float | None)) is float
+    assert type(convert("limit_val_batches", 1, int | float | None)) is int

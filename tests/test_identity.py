@@ -10,12 +10,14 @@ import pytest
 import yaml
 
 from cells import INTERRUPTED, fit, interrupt_after, run_folder, write_cell
-from darlit import modules, run
+from darlit import run
 from darlit.__main__ import main
 from darlit.cli import resolve
 from darlit.data.prepare import Options, prepare
-from darlit.grid.cells import read_grid
+from darlit.grid.cells import catalog_cell, read_grid
 from darlit.grid.status import read_state
+from darlit.grid.unchanged import asked
+from darlit.modules.arms import MODULES
 from darlit.modules.loading import load
 from darlit.run import MAY_DIFFER, RunFolder, difference, field_name, flatten, may_differ
 from darlit.settings import LINKED
@@ -71,7 +73,7 @@ def _other(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def arms() -> dict[str, dict[str, Any]]:
-    return {name: _leaves(name) for name in modules.variants() if name.endswith("LM")}
+    return {name: _leaves(name) for name in MODULES}
 
 
 def test_every_leaf_is_decided(arms: dict[str, dict[str, Any]]) -> None:
@@ -127,7 +129,7 @@ def test_two_spellings_of_one_value_are_one_identity(arms: dict[str, dict[str, A
         ("trainer.precision", None, "32-true"),
         ("trainer.precision", "bf16", "bf16-mixed"),
         ("trainer.gradient_clip_algorithm", None, "norm"),
-        ("model.class_path", "ResidualLM", "darlit.modules.residual.ResidualLM"),
+        ("model.class_path", "ResidualLM", "darlit.modules.arms.ResidualLM"),
     ):
         sides = [
             run.identity_of(_nested({**arms["ResidualLM"], key: value}), DATA, devices=1) for value in (first, second)
@@ -360,3 +362,11 @@ def test_data_that_are_not_here_are_not_compared(tmp_path: Path, dar_run: Path) 
     config["data"]["folder"] = str(tmp_path / "elsewhere")
     task = read_grid(_write_grid(tmp_path, config, dar_run.parent.name)).tasks[0]
     assert read_state(task, dar_run.parents[1], {}).kind == "done"
+
+
+def test_block_size_auto_is_compared_as_the_number_that_the_options_make_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    cell = catalog_cell("tiny_dar_block")
+    assert asked(cell, 0)["pathway.block_size"] == 2
+    assert asked(cell, 0, ["--model.backbone.num_layers=24"])["pathway.block_size"] == 3
+    assert asked(cell, 0) == asked(read_grid("experiments/grids/tiny.yaml", ["tiny_dar_block"]).cells[0], 0)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from darlit.experiment import load_experiment
-from darlit.modules import LanguageModule, variants
+from darlit.modules import LanguageModule
+from darlit.modules.arms import MODULES
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ARMS = ("residual", "attnres_block", "mhc2", "dar")
@@ -23,7 +24,7 @@ def module(arm: str, **backbone: Any) -> LanguageModule:
     experiment = load_experiment(EXPERIMENTS / f"moe7b_{arm}.yaml")
     options = experiment["model"]["init_args"]
     shape = {**options["backbone"], "sequence_length": experiment["data"]["sequence_length"], **backbone}
-    variant = variants()[experiment["model"]["class_path"]]
+    variant = MODULES[experiment["model"]["class_path"]]
     return variant(pathway=options.get("pathway", {}), backbone=shape, optimizer=options["optimizer"])  # type: ignore[call-arg]
 
 

@@ -16,7 +16,7 @@ from darlit.cli import main
 from darlit.data.datamodule import TokenDataModule
 from darlit.data.options import DataOptions
 from darlit.errors import DarlitError
-from darlit.experiment import load_experiment, load_experiments, merge
+from darlit.experiment import load_experiment, load_experiments, load_parts, merge
 from darlit.fields import field_types
 from darlit.grid.cells import read_grid
 from darlit.grid.equal_budget import check_grid
@@ -227,6 +227,26 @@ def test_times_of_a_cluster_file_are_text(tmp_path: Path) -> None:
     file.write_text("tiem: 24:00:00\n")
     with pytest.raises(DarlitError, match=r"cluster.yaml: unknown key 'tiem'; did you mean time\?"):
         ClusterOptions.read(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "block_size"),
+    [
+        (["--model.init_args.backbone.num_layers=24"], 3),
+        (["--model.backbone.num_layers", "24"], 3),
+        (["--model.init_args.backbone={num_layers: 24, width: 64}"], 3),
+        (["--model", "{init_args: {backbone: {num_layers: 24}}}"], 3),
+        (["--model.backbone.num_layers=8", "--model.init_args.backbone.num_layers=2.4e1"], 3),
+        (["--model.pathway.block_size=4"], 4),
+        (["--model.init_args.pathway.block_size=4", "--model.pathway.block_size=auto"], 2),
+        (["--model.pathway={block_size: auto, route: self_kv}", "--model.backbone.num_layers=40"], 5),
+    ],
+)
+def test_block_size_auto_and_depth_may_be_options_in_any_spelling(options: list[str], block_size: int) -> None:
+    root = Path(__file__).parents[1] / "configs"
+    files = load_parts([root / "size" / "tiny.yaml", root / "arm" / "dar_block.yaml"])
+    config = typed(merge(files, read_options(options)[0]))
+    assert config["model"]["init_args"]["pathway"]["block_size"] == block_size
 
 
 def test_help_needs_no_valid_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from darlit import modules, run
+from darlit import run
 from darlit.atomic import errors_name
 from darlit.backbone import BackboneConfig
 from darlit.callbacks.checkpoints import MovableCheckpoint
@@ -39,13 +39,14 @@ from darlit.callbacks.predictions import PredictionFile
 from darlit.callbacks.preemption import Preemption
 from darlit.callbacks.progress import BudgetProgress
 from darlit.callbacks.run_record import RunRecord
+from darlit.catalog import cell_files, cell_name
 from darlit.checkpoint_io import AtomicCheckpointIO, find, read_checkpoint
 from darlit.data.datamodule import TokenDataModule, check_length
 from darlit.data.vocabulary import take_vocabulary
 from darlit.errors import DarlitError, nearest
-from darlit.experiment import load_experiments, merge, shortened, shortening
+from darlit.experiment import inner, load_parts, merge, shortened, shortening
 from darlit.modules import Budget, LanguageModule
-from darlit.modules.loading import check_data
+from darlit.modules.loading import check_data  # imports the arms: the parser then knows their short names
 from darlit.modules.sharding import ShardedStrategy
 from darlit.run import Cell, RunFolder
 from darlit.run.continuing import check_continued, continued_identity
@@ -86,7 +87,9 @@ class DarlitCLI(LightningCLI):
         return {self.verb: LightningCLI.subcommands()[self.verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--cell", type=str, default="run", help="Name of the run; default: the experiment's.")
+        parser.add_argument(
+            "--cell", type=str, default="run", help="The cell to train, SIZE_ARM; with --config, a name for it."
+        )
         parser.add_argument("--runs_dir", type=str, default="runs", help="Where run folders go.")
         parser.add_argument(
             "--overwrite", type=bool, default=False, help="Delete an earlier run of this cell and seed."
@@ -381,9 +384,12 @@ def main(arguments: list[str]) -> int:
     given, others = read_options(options)
     config: dict[str, Any] = {}
     if not {"-h", "--help"} & set(others):
-        config = merge({"cell": Path(files[-1]).stem} if files else {}, merge(load_experiments(files), given))
+        if not files and "class_path" not in inner(given, "model") and "cell" in given:
+            files = [str(file) for file in cell_files(given["cell"])]
+        name = {"cell": cell_name([Path(file) for file in files])} if files else {}
+        config = merge(name, merge(load_parts(files), given))
         if "model" not in config:
-            raise DarlitError(f"{verb} needs a model; add --config FILE, such as experiments/tiny_dar_full.yaml")
+            raise DarlitError(f"{verb} needs a model; add --cell small_dar_full, or --config FILE")
         config = typed(config)
         if line := shortening():
             config = shortened(config, files[-1] if files else verb)
@@ -429,7 +435,6 @@ def _resolver() -> _Resolver:
 
 
 def _arguments(verb: str, config: dict[str, Any], options: list[str]) -> list[str]:
-    modules.variants()
     return [verb, *(["--config", dump(config)] if config else []), *options]
 
 

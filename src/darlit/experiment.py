@@ -7,8 +7,9 @@ file's own keys come on top. Mappings merge key by key; anything else is replace
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from darlit.errors import DarlitError
 from darlit.values import load
 
 MAX_STEPS = "DARLIT_MAX_STEPS"
+AUTO = "auto"
+PATHWAY, BACKBONE = "model.init_args.pathway", "model.init_args.backbone"
 
 
 class ExperimentError(DarlitError):
@@ -59,21 +62,63 @@ def size_and_arm(cell: str) -> tuple[str, str]:
     return size, arm or cell
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    merged: dict[str, Any] = {}
+    for name, value in values.items():
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        merged = merge(merged, value)
+    return merged
+
+
 def load_experiment(path: str | Path) -> dict[str, Any]:
-    """Read an experiment file with its whole ``base:`` chain as one plain dictionary.
+    """Read an experiment file with its complete ``base:`` chain as one plain dictionary.
 
     Raises:
-        ExperimentError: a file that is missing, unreadable, not a mapping, or whose bases form a loop.
+        ExperimentError: a file that is missing, unreadable, not a mapping, or whose bases form a loop; or a block size
+            that cannot be worked out.
     """
-    return _load(Path(path), chain=())
+    return load_experiments([path])
 
 
-def load_experiments(paths: Iterable[str | Path]) -> dict[str, Any]:
-    """Read several experiment files as one: later files win."""
+def load_experiments(paths: Iterable[str | Path], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read several experiment files as one: later files win, and ``changes``, a nested mapping, over all of them."""
+    return with_block_size(load_parts(paths, changes))
+
+
+def load_parts(paths: Iterable[str | Path], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The same, with ``block_size: auto`` left as it is: for files that state no depth."""
     merged: dict[str, Any] = {}
     for path in paths:
-        merged = merge(merged, load_experiment(path))
-    return merged
+        merged = merge(merged, _load(Path(path), chain=()))
+    return merge(merged, dict(changes or {}))
+
+
+def with_block_size(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with a number for ``pathway.block_size: auto``: about eight blocks, of 2 layers or more.
+
+    Raises:
+        ExperimentError: the configuration does not say how many layers there are.
+    """
+    if inner(config, PATHWAY).get("block_size") != AUTO:
+        return config
+    layers = inner(config, BACKBONE).get("num_layers")
+    layers = load(layers) if isinstance(layers, str) else layers
+    if type(layers) is not int or layers < 1:
+        raise ExperimentError(
+            f"pathway.block_size=auto is worked out from backbone.num_layers, which is {layers!r} here; "
+            "add a size, such as --config configs/size/small.yaml, or give a number"
+        )
+    return merge(config, nested({f"{PATHWAY}.block_size": max(2, math.ceil(layers / 8))}))
+
+
+def inner(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The mapping under a dotted name; empty where there is none."""
+    found: Any = config
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def max_steps() -> int | None:

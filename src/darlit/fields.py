@@ -58,7 +58,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     """
     from pydantic import ValidationError
 
-    if isinstance(value, Text):
+    if isinstance(value, str):  # quoted in YAML as good as typed: "1.0" must stay a share and not become one batch
         value = _untyped(value, hint)
     try:
         # A bool is an int to pydantic; `num_layers: true` is a mistake here.
@@ -97,8 +97,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
-def _untyped(text: Text, hint: Any) -> Any:
-    """What was typed in a shell: itself where the field is text, else what YAML says it is."""
+def _untyped(text: str, hint: Any) -> Any:
+    """A text as its field has it: itself where the field is text, else what YAML says it is."""
     as_it_is = all(member in (str, type(None)) or get_origin(member) is Literal for member in _members(hint))
     if as_it_is and text != "null":
         return str(text)

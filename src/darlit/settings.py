@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import yaml
 
+from darlit.catalog import PATHWAYS
 from darlit.errors import DarlitError, nearest
-from darlit.experiment import load_experiment, merge
+from darlit.experiment import load_experiment, merge, with_block_size
 from darlit.fields import check_option, convert, convert_fields, field_types
 from darlit.values import Text, load
 
@@ -147,26 +148,14 @@ def class_of(class_path: str) -> type[Any] | str:
     Raises:
         DarlitError: no such class, or not a language module.
     """
-    from darlit.variants import pathway_names
-
-    known = pathway_names()
     home, _, name = class_path.rpartition(".")
-    if not home or home.startswith("darlit.modules"):
-        if name not in known:
-            raise DarlitError(f"model.class_path is {class_path!r}; {nearest(name, sorted(known))}")
-        return known[name]
-    from darlit.modules import LanguageModule
+    if not home or (home.startswith("darlit.modules.") and name in PATHWAYS):
+        if name not in PATHWAYS:
+            raise DarlitError(f"model.class_path is {class_path!r}; {nearest(name, sorted(PATHWAYS))}")
+        return PATHWAYS[name]
+    from darlit.modules.arms import own_variant
 
-    try:
-        found = getattr(importlib.import_module(home), name)
-    except (ImportError, AttributeError) as error:
-        raise DarlitError(
-            f"model.class_path is {class_path!r}: {error}; start darlit in the folder that holds this module, "
-            "or put that folder into PYTHONPATH"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, LanguageModule)):
-        raise DarlitError(f"model.class_path is {class_path!r}, which is not a darlit.modules.LanguageModule")
-    return found
+    return own_variant(class_path)
 
 
 def _read(config: Mapping[str, Any], defaults: bool) -> dict[str, Any]:
@@ -177,7 +166,7 @@ def _read(config: Mapping[str, Any], defaults: bool) -> dict[str, Any]:
         if key not in KEYS:
             raise DarlitError(f"an experiment has no key {key!r}; {nearest(str(key), KEYS)}")
     refuse_linked(config)
-    content = dict(config)
+    content = with_block_size(dict(config))
     for key, hint in SCALARS.items():
         if key in content:
             content[key] = convert(key, content[key], hint)

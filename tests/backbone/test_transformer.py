@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from darlit import pathways
+from darlit import catalog, pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.backbone.loss import head_cross_entropy
 from darlit.backbone.rope import rotary_table, rotate
@@ -18,11 +18,7 @@ from darlit.errors import DarlitError
 
 CONFIG = BackboneConfig(vocab_size=97, num_layers=3, width=32, num_heads=4, ffn_width=48, sequence_length=24)
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "residual": ("residual", {}),
-    "attnres_full": ("attnres", {}),
-    "attnres_block": ("attnres", {"block_size": 2}),
-    "dar_full": ("dar", {}),
-    "dar_block": ("dar", {"block_size": 2}),
+    **{name: catalog.arm(name, 3) for name in ("residual", "attnres_full", "attnres_block", "dar_full", "dar_block")},
     "dar_dynamic": ("dar", {"gates": "dynamic"}),
 }
 

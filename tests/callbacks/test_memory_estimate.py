@@ -16,7 +16,7 @@ from darlit.backbone import BackboneConfig
 from darlit.callbacks import memory_estimate
 from darlit.callbacks.memory_estimate import MemoryEstimate, held_bytes
 from darlit.free_memory import free_bytes, readable
-from darlit.modules import variants
+from darlit.modules.arms import ResidualLM
 
 GIB = 2**30
 
@@ -24,7 +24,7 @@ GIB = 2**30
 def start(monkeypatch: pytest.MonkeyPatch, free: int, **backbone: Any) -> list[str]:
     """What the callback says (first) and warns of (rest) before a run with ``free`` bytes left."""
     shape = BackboneConfig(num_layers=2, width=32, ffn_width=48, sequence_length=16, **backbone)
-    module: Any = variants()["ResidualLM"](backbone=shape)  # type: ignore[call-arg]
+    module: Any = ResidualLM(backbone=shape)
     module.transformer.to(torch.float32)
     optimizer = torch.optim.AdamW(module.parameters())
     trainer: Any = SimpleNamespace(
@@ -85,7 +85,7 @@ def test_what_is_done_already_is_not_advised(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_held_already_needs_no_room() -> None:
-    module: Any = variants()["ResidualLM"](backbone=BackboneConfig(num_layers=1, width=32))  # type: ignore[call-arg]
+    module: Any = ResidualLM(backbone=BackboneConfig(num_layers=1, width=32))
     optimizer = torch.optim.AdamW(module.parameters())
     trainer: Any = SimpleNamespace(optimizers=[optimizer])
     size = sum(parameter.nbytes for parameter in module.parameters())

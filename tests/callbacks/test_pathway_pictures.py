@@ -76,6 +76,6 @@ def test_drawing_leaves_no_figure_behind():
 def test_off_by_default_and_on_in_the_small_cells():
     assert PathwayPictures().every_n_validations == 0
     for size in ("tiny", "small"):
-        assert load_experiment(f"experiments/{size}_dar_full.yaml")["pictures"]["every_n_validations"] > 0
+        assert load_experiment(f"configs/size/{size}.yaml")["pictures"]["every_n_validations"] > 0
     with pytest.raises(DarlitError, match="every_n_validations=-1 is not allowed"):
         PathwayPictures(-1)

@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
 
 def _write(path: Path, content: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
     return path
 
 
@@ -40,6 +40,76 @@ def _grid(folder: Path, groups: Any, cells: tuple[str, ...] = ("tiny_residual", 
 
 def _group(**changes: Any) -> dict[str, Any]:
     return {"tiny": {"cells": ["tiny_residual", "tiny_dar_full"], "seeds": [0, 2], **changes}}
+
+
+def _sized(**changes: Any) -> dict[str, Any]:
+    group = {"size": "tiny", "arms": ["residual"], "seeds": [0], **changes}
+    return {"tiny": {key: value for key, value in group.items() if value is not None}}
+
+
+def test_sizes_arms_and_variations_make_cells_in_order(tmp_path: Path) -> None:
+    vary = {"default": {}, "fast": {"optimizer.learning_rate": 0.1, "pathway.block_size": 1}}
+    changes = {"data.holdout": "screening"}
+    groups = _sized(arms=["dar_block", "residual"], vary=vary, set=changes, budget={"tokens": 4096})
+    grid = read_grid(_grid(tmp_path, {**groups, "mine": {"cells": ["tiny_mine"], "seeds": [0]}}, ("tiny_mine",)))
+    assert [cell.name for cell in grid.cells] == [
+        "tiny_dar_block-default", "tiny_dar_block-fast", "tiny_residual-default", "tiny_residual-fast", "tiny_mine",
+    ]  # fmt: skip
+    default, fast = grid.cells[:2]
+    assert (fast.size, fast.arm, fast.group) == ("tiny", "dar_block-fast", "tiny")
+    assert [file.name for file in fast.files] == ["tiny.yaml", "dar_block.yaml"]
+    model = fast.config["model"]["init_args"]
+    assert (model["optimizer"]["learning_rate"], model["pathway"]["block_size"]) == (0.1, 1)
+    assert default.settings()["model"]["init_args"]["pathway"]["block_size"] == 2
+    assert (fast.config["data"]["holdout"], fast.config["budget"]["tokens"]) == ("screening", 4096)
+    assert fast.options[2:] == [
+        "--cell=tiny_dar_block-fast",
+        "--data.holdout=screening",
+        "--budget.tokens=4096",
+        "--model.init_args.optimizer.learning_rate=0.1",
+        "--model.init_args.pathway.block_size=1",
+    ]
+    assert grid.cells[-1].options == [f"--config={tmp_path / 'tiny_mine.yaml'}", "--cell=tiny_mine"]
+
+
+def test_values_are_options_as_the_command_line_reads_them(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "text": "a b",
+        "none": None,
+        "yes": True,
+        "rate": 1e-05,
+        "list": [1, "x"],
+        "map": {"a": 1},
+    }
+    (cell,) = read_grid(_grid(tmp_path, _sized(set={f"data.{name}": value for name, value in values.items()}))).cells
+    given = {option.partition("=")[0]: option.partition("=")[2] for option in cell.options[3:]}
+    assert given["--data.text"] == "a b"
+    assert given["--data.rate"] == "1e-05"
+    for name in ("none", "yes", "list", "map"):
+        assert yaml.safe_load(given[f"--data.{name}"]) == values[name]
+
+
+def test_what_variations_change_may_differ_and_nothing_else(tmp_path: Path) -> None:
+    vary = {"default": {}, "fast": {"optimizer.learning_rate": 0.1}, "long": {"budget.tokens": 4096}}
+    other: dict[str, Any] = {"size": "tiny", "arms": ["dar_full"], "seeds": [0]}
+    path = _grid(tmp_path, {**_sized(vary=vary), "other": other})
+    assert list(check_grid(read_grid(path))) == ["tiny"]
+    path = _grid(
+        tmp_path, {**_sized(vary=vary), "other": {**other, "set": {"optimizer.schedule": "warmup_stable_decay"}}}
+    )
+    with pytest.raises(UnequalBudgetError, match="size tiny: optimizer.schedule differs: "):
+        check_grid(read_grid(path))
+
+
+def test_a_part_of_a_grid_is_numbered_from_0(tmp_path: Path) -> None:
+    path = _grid(tmp_path, _sized(arms=["residual", "dar_full", "dar_block", "mhc2"], seeds=[0, 1]))
+    tasks = read_grid(path, ["tiny_dar_*", "tiny_residual"]).tasks
+    assert [(task.index, task.cell.name, task.seed) for task in tasks] == [
+        (0, "tiny_residual", 0), (1, "tiny_residual", 1), (2, "tiny_dar_full", 0), (3, "tiny_dar_full", 1),
+        (4, "tiny_dar_block", 0), (5, "tiny_dar_block", 1),
+    ]  # fmt: skip
+    with pytest.raises(ExperimentError, match="no cell is named 'small_.'; its cells are tiny_residual, tiny_dar_full"):
+        read_grid(path, ["tiny_residual", "small_*"])
 
 
 def test_runs_are_numbered_cell_by_cell_and_carry_the_groups_budget(tmp_path: Path) -> None:
@@ -58,11 +128,28 @@ def test_runs_are_numbered_cell_by_cell_and_carry_the_groups_budget(tmp_path: Pa
     [
         ({}, "holds one key, 'groups'"),
         ([], "holds one key, 'groups'"),
-        ({"tiny": {"cells": ["tiny_residual"]}}, "group 'tiny' needs 'cells' and 'seeds'"),
-        (_group(steps=3), "has no key 'steps'; did you mean seeds? allowed are"),
+        ({"tiny": {"seeds": [0]}}, "group 'tiny' needs 'seeds', and 'size' and 'arms' or 'cells'"),
+        ({"tiny": {"cells": ["tiny_residual"]}}, "group 'tiny' needs 'seeds', and 'size' and 'arms' or 'cells'"),
+        (_group(steps=3), "has no key 'steps'; did you mean seeds?"),
         (_group(varies="tokens"), "varies must be a list such as [optimizer.learning_rate]"),
         (_group(cells="tiny_residual"), "cells must be a list"),
         (_group(cells=[]), "cells must be a list"),
+        (_sized(size=None), "size and arms go together"),
+        (_sized(size=3), "size and arms go together"),
+        (_group(size="tiny"), "size and arms go together"),
+        (_sized(arms="residual"), "arms must be a list of names"),
+        (_sized(arms=[]), "arms must be a list of names"),
+        (_sized(arms=["residul"]), "no cell 'tiny_residul'"),
+        (_sized(arms=["../dar"]), "cell name 'tiny_../dar' is not allowed"),
+        (_sized(arms=["residual", "residual"]), "'tiny_residual' is named twice"),
+        (_sized(vary=[]), "vary names variations"),
+        (_sized(vary={}), "vary names variations"),
+        (_sized(vary={1: {}}), "vary names variations"),
+        (_sized(vary={"a b": {}}), "cell name 'tiny_residual-a b' is not allowed"),
+        (_sized(vary={"fast": 3}), "vary maps fields to values"),
+        (_sized(vary={"fast": {"optimizer": {"learning_rate": 1}}}), "vary maps fields to values"),
+        (_sized(set={"learning_rate": 1}), "set maps fields to values"),
+        (_sized(set=["data.holdout"]), "set maps fields to values"),
         (_group(seeds=[0.5]), "seeds must be a list of whole numbers"),
         (_group(seeds=[-1]), "seeds must be a list of whole numbers"),
         (_group(seeds=[True]), "seeds must be a list of whole numbers"),

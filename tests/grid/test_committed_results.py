@@ -19,8 +19,7 @@ RESULTS = ROOT / "results"
 GRID = ROOT / "experiments" / "grids" / "small.yaml"
 NOT_GENERATED = {"bench", "runs", "screening", "notes.md"}
 CHOICES = {
-    "experiments/sweeps/small_learning_rate.yaml": ("docs/experiments.md", "--partial"),
-    "experiments/sweeps/tiny_learning_rate.yaml": ("docs/experiments.md",),
+    "experiments/screening/learning_rate.yaml": ("docs/experiments.md", "--partial"),
     "experiments/screening/dar_options.yaml": ("docs/pathways.md",),
     "experiments/screening/dar_block_carry.yaml": ("docs/pathways.md",),
 }

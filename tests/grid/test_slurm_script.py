@@ -19,7 +19,7 @@ from darlit.grid.slurm import ClusterOptions
 from darlit.grid.unchanged import asked
 
 REPOSITORY = Path(__file__).parents[2]
-DEMO = REPOSITORY / "experiments" / "grids" / "demo.yaml"
+DEMO = Path("demo.yaml")
 
 
 def _script(capsys: pytest.CaptureFixture[str], *options: str, grid: Path = DEMO) -> str:
@@ -33,8 +33,10 @@ def _directives(script: str) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_grid_of_two_runs_and_no_user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    DEMO.write_text("groups: {tiny: {size: tiny, arms: [residual, dar_full], seeds: [0]}}\n")
 
 
 def test_the_script_holds_every_option_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +121,7 @@ def test_a_users_file_gives_defaults_and_options_win(
     assert (directives["partition"], directives["account"], directives["array"]) == ("cpu", "lab1", "0-1%3")
     file.write_text("partitoin: gpu\n")
     assert main(["grid", "submit", str(DEMO), "--dry-run", f"--runs_dir={tmp_path}"]) == 2
-    assert "unknown key 'partitoin'; allowed are partition, account" in capsys.readouterr().err
+    assert "unknown key 'partitoin'; did you mean partition?" in capsys.readouterr().err
 
 
 def test_only_what_is_not_done_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

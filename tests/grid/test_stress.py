@@ -29,6 +29,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dar_block": ({"gates": "static", "block_size": 2}, {"gates": "dynamic", "block_size": 2}),
     "attnres_block": ({"block_size": 1}, {"block_size": 2}),
 }
+ROUNDING = 1e-6  # runs of a grid have other threads than those by hand
 BAD_INPUT = DarlitError.exit_status
 
 
@@ -48,7 +49,8 @@ class World:
         self.truth = {(arm, form): self._undisturbed(arm, form) for arm in FORMS for form in (0, 1)}
         for arm in FORMS:
             self._write(arm, self.folder)
-        assert len(set(self.truth.values())) == len(self.truth), "two runs that cannot be told apart test nothing"
+        for arm in FORMS:
+            assert self.truth[arm, 0] != pytest.approx(self.truth[arm, 1], rel=10 * ROUNDING), "these test nothing"
 
     def _write(self, arm: str, folder: Path) -> Path:
         return write_cell(folder, self.data_folder, arm, model__init_args__pathway=FORMS[arm][self.form[arm]])
@@ -182,7 +184,7 @@ class World:
                 assert form is not None
                 assert FORMS[arm][form].items() <= summary["pathway"].items()
                 assert summary["curve"]["val"]["step"][-1] == STEPS
-                assert summary["val_loss_final"] == self.truth[arm, form]
+                assert summary["val_loss_final"] == pytest.approx(self.truth[arm, form], rel=ROUNDING)
         self._check_table()
 
     def _check_table(self) -> None:
@@ -199,7 +201,7 @@ class World:
         assert code == 0
         rows = {row["arm"]: row for row in csv.DictReader((out / "table.csv").open())}
         shown = {arm: float(rows[arm]["val_loss_mean"]) for arm in rows if rows[arm]["n"] != "0"}
-        assert shown == pytest.approx({arm: self.truth[arm, self.form[arm]] for arm in done}, rel=1e-6)
+        assert shown == pytest.approx({arm: self.truth[arm, self.form[arm]] for arm in done}, rel=ROUNDING)
 
 
 OPERATIONS_BY_WEIGHT = {

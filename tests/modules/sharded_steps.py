@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from backbone.expert_exchange import on_rank
 from darlit.backbone import BackboneConfig
-from darlit.modules import LanguageModule, OptimizerConfig, variants
+from darlit.modules import LanguageModule, OptimizerConfig
+from darlit.modules.arms import MODULES
 from darlit.modules.sharding import ShardedStrategy
 from darlit.pathways.table import ARMS
 
@@ -75,7 +76,7 @@ def module(case: str, **changes: Any) -> LanguageModule:
     shape = {"vocab_size": VOCABULARY, "num_layers": 4, "width": 32, "num_heads": 2, "ffn_width": 48}
     fixed = {"sequence_length": LENGTH, "implementation": "reference"}  # which needs no compiler
     config = BackboneConfig(**{**shape, **fixed, **backbone, **changes})
-    arm = next(variant for variant in variants().values() if variant.pathway_name == pathway)
+    arm = next(module for module in MODULES.values() if module.pathway_name == pathway)
     return arm(pathway=options, backbone=config, optimizer=OptimizerConfig(learning_rate=1e-2))  # type: ignore[call-arg]
 
 

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from cells import fit, run_folder, summary, write_cell
 from darlit.backbone import BackboneConfig
 from darlit.callbacks.expert_load import expert_load
-from darlit.modules.dual_attention import DualAttentionResidualLM
-from darlit.modules.residual import ResidualLM
+from darlit.modules.arms import DualAttentionResidualLM, ResidualLM
 from darlit.pathways.dar import DarOptions
 
 BACKBONE = BackboneConfig(

@@ -1,4 +1,4 @@
-"""The LightningModule: checkpoints of plain values, metrics, and the list of variants."""
+"""The LightningModule: checkpoints of plain values, metrics, and the table of classes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from torch.utils.data import DataLoader
 from darlit import pathways
 from darlit.backbone import BackboneConfig
 from darlit.errors import DarlitError
-from darlit.modules import LanguageModule, variants
-from darlit.modules.dual_attention import DualAttentionResidualLM
+from darlit.modules import LanguageModule
+from darlit.modules.arms import MODULES, DualAttentionResidualLM, ResidualLM
 from darlit.modules.metrics import TokenLoss
 from darlit.modules.optimizer import OptimizerConfig
-from darlit.modules.residual import ResidualLM
 from darlit.pathways.dar import DarOptions
 from darlit.pathways.table import ARMS
 from trained import poison
@@ -197,8 +196,8 @@ def test_a_row_that_does_not_count_changes_no_loss() -> None:
     assert module.val_metric.loss_sum == module.val_metric.tokens == 0
 
 
-def test_every_pathway_has_a_variant() -> None:
-    assert {variant.pathway_name for variant in variants().values()} == set(pathways.names())
+def test_every_pathway_has_a_class() -> None:
+    assert {module.pathway_name for module in MODULES.values()} == set(pathways.names())
 
 
 def test_gradients_are_clipped_with_a_fused_optimizer_in_mixed_precision(tmp_path: Path) -> None:
@@ -245,7 +244,7 @@ def test_every_arm_starts_from_the_same_backbone() -> None:
 
     def backbone(pathway: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        arm = next(variant for variant in variants().values() if variant.pathway_name == pathway)
+        arm = next(module for module in MODULES.values() if module.pathway_name == pathway)
         module = arm(pathway=options, backbone=BACKBONE)  # type: ignore[call-arg]
         return {name: value for name, value in module.transformer.state_dict().items() if "pathway" not in name}
 

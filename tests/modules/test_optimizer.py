@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from darlit.errors import DarlitError
-from darlit.modules.dual_attention import DualAttentionResidualLM
+from darlit.modules.arms import DualAttentionResidualLM
 from darlit.modules.optimizer import OptimizerConfig, parameter_groups, schedule_factor
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from darlit import pathways
+from darlit.catalog import arm
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,9 @@ class Shape:
 
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "residual": ("residual", {}),
-    "attnres_full": ("attnres", {}),
-    "attnres_block4": ("attnres", {"block_size": 4}),
-    "dar_full": ("dar", {}),
-    "dar_block4": ("dar", {"block_size": 4}),
-    "mhc2": ("mhc", {"num_streams": 2}),
+    # auto is 4 at 32 layers; the bench's own depths are fewer, with blocks of the same size.
+    name: arm(name.removesuffix("4"), num_layers=32)
+    for name in ("residual", "attnres_full", "attnres_block4", "dar_full", "dar_block4", "mhc2")
 }
 
 

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from darlit.backbone import BackboneConfig
 from darlit.bench import peers
-from darlit.bench.arms import PathWork, Shape, build, moved_tensors
+from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors
 from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio
 from darlit.bench.suites import TrainingStep
 from darlit.errors import DarlitError
 
-ARMS = ("residual", "attnres_full", "attnres_block4", "dar_full", "dar_block4", "mhc2")
 FUSED = tuple(arm for arm in ARMS if arm.startswith(("attnres", "dar")))
 LAYERS = {
     "dense1b": {"num_layers": 16, "width": 2048, "num_heads": 16, "ffn_width": 5504},

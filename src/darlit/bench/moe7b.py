@@ -14,6 +14,7 @@ import torch
 from darlit import pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench.measure import synchronize
+from darlit.catalog import arm
 from darlit.errors import DarlitError
 
 MOE7B = BackboneConfig(
@@ -28,12 +29,7 @@ MOE7B = BackboneConfig(
     tie_embeddings=False,
     checkpoint_layers=True,
 )
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "residual": ("residual", {}),
-    "attnres_block": ("attnres", {"block_size": 2}),
-    "mhc2": ("mhc", {"num_streams": 2}),
-    "dar": ("dar", {"block_size": 2}),
-}
+ARMS = {name: arm(name, MOE7B.num_layers) for name in ("residual", "attnres_block", "mhc2", "dar")}
 SEQUENCES = 2
 """Of a step: what fits beside the parameters, their gradients and AdamW's moments in 139 GiB."""
 WARMUP_STEPS = 2

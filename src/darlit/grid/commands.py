@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     arguments.options = options
     if arguments.verb in ("submit", "run") and (line := shortening()):
         print(line, flush=True)
-    return arguments.run(read_grid(arguments.grid), arguments)
+    return arguments.run(read_grid(arguments.grid, arguments.only), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=line, description=line)
         verb.set_defaults(run=run)
         verb.add_argument("grid", type=Path, metavar="GRID", help="a grid file, such as experiments/grids/tiny.yaml")
+        verb.add_argument(
+            "--only", type=_names, default=(), metavar="CELL,...", help="these of its cells, or patterns: 'dense1b_*'"
+        )
         if name in ("submit", "run", "status", "collect", "choose"):
             verb.add_argument(
                 "--runs_dir", type=Path, default=Path("runs"), help="where run folders lie (default: runs)"
@@ -101,6 +104,10 @@ def _choose_options(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 _USER_FILE = "~/.config/darlit/cluster.yaml"
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "plan": plan.add_options,
@@ -121,7 +128,7 @@ def _check(grid: Grid, _: argparse.Namespace) -> int:
 
 def _list(grid: Grid, _: argparse.Namespace) -> int:
     for task in grid.tasks:
-        print(f"{task.index}\t{task.cell.name}\t{task.seed}\t{task.cell.file}")
+        print(f"{task.index}\t{task.cell.name}\t{task.seed}\t{task.cell.source}")
     return 0
 
 

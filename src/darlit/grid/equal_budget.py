@@ -125,11 +125,12 @@ def _cell_member(cell: Cell) -> Member:
         for key, value in flatten(part, content).items():
             if not any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER):
                 fields[_NAMES.get(key, key.removeprefix("model.init_args."))] = value
-    return Member(str(cell.file), _without(fields, cell.varies))
+    return Member(cell.source, _without(fields, cell.varies))
 
 
 def _without(fields: Mapping[str, Any], varies: Sequence[str]) -> dict[str, Any]:
-    return {field: value for field, value in fields.items() if field not in varies}
+    free = {_NAMES.get(field, field) for field in varies}
+    return {field: value for field, value in fields.items() if field not in free}
 
 
 def _check_seeds(size: str, cells: list[list[Run]]) -> None:

@@ -144,12 +144,12 @@ def plan_cell(cell: Cell, machine: Machine, memory: CountedMemory = "own") -> Ce
         counted = {"none": (), "own": (model.config.checkpoint_layers,), "both": (False, True)}[memory]
         needs = {recomputed: step_memory(model, batch_size, place, recomputed) for recomputed in counted}
     except DarlitError as error:
-        raise DarlitError(f"{cell.file}: {error}") from error
+        raise DarlitError(f"{cell.source}: {error}") from error
     tokens, batch_tokens = budget["tokens"], budget["batch_tokens"]
     at_once = devices * batch_size * sequence_length
     if batch_tokens % at_once:
         raise DarlitError(
-            f"{cell.file}: budget.batch_tokens={batch_tokens} is not a multiple of {at_once} (devices {devices} x "
+            f"{cell.source}: budget.batch_tokens={batch_tokens} is not a multiple of {at_once} (devices {devices} x "
             f"data.batch_size {batch_size} x data.sequence_length {sequence_length}); give another --gpus or batch_size"
         )
     return CellPlan(
@@ -177,10 +177,12 @@ def _settings(cell: Cell) -> dict[str, Any]:
     """The cell's settings, which have to name a model, its data and a budget."""
     for group in ("model", "data", "budget"):
         if not isinstance(cell.config.get(group), dict):
-            raise DarlitError(f"{cell.file}: {group} is {cell.config.get(group)!r}; give a mapping, here or in a base")
+            raise DarlitError(
+                f"{cell.source}: {group} is {cell.config.get(group)!r}; give a mapping, here or in a base"
+            )
     for name in ("tokens", "batch_tokens"):
         if name not in cell.config["budget"]:
-            raise DarlitError(f"{cell.file}: budget.{name} is missing; give a whole number in the file or the grid")
+            raise DarlitError(f"{cell.source}: budget.{name} is missing; give a whole number in the file or the grid")
     return cell.settings()
 
 
@@ -211,7 +213,7 @@ def _build(cell: Cell, model: dict[str, Any], sequence_length: int) -> Transform
             pathway = pathways.families()[found].Options(**options["pathway"])
             return build_transformer(found, pathway, BackboneConfig(**options["backbone"]))
     except (TypeError, ValueError) as error:
-        raise DarlitError(f"{cell.file}: {error}") from error
+        raise DarlitError(f"{cell.source}: {error}") from error
 
 
 def _train_tokens(data: dict[str, Any]) -> int | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from darlit.atomic import partial_file
+from darlit.catalog import ARMS
 from darlit.grid.comparison import BASELINE, Comparison, Row
-from darlit.grid.runs import ARMS, Run
+from darlit.grid.runs import Run
 from darlit.grid.statistics import mean
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _line_style(arm: str) -> dict[str, Any]:
         return {"color": "black", "linestyle": "--", "marker": "x"}
     if arm not in ARMS:
         return {"color": "grey", "linestyle": "-", "marker": "o"}
-    cycle, colour = divmod(ARMS.index(arm) - 1, 10)
+    cycle, colour = divmod(list(ARMS).index(arm) - 1, 10)
     return {"color": f"C{colour}", "linestyle": ("-", "-.")[cycle], "marker": ("o", "^")[cycle]}
 
 

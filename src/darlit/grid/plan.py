@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from darlit.arguments import Parser
-from darlit.experiment import load_experiment
-from darlit.grid.cells import Cell, read_grid
+from darlit.experiment import load_parts
+from darlit.grid.cells import Cell, catalog_cell, read_grid
 from darlit.grid.estimate import PRECISIONS, STRATEGIES, CellPlan, CountedMemory, Machine, plan_cell
 
 COLUMNS = 4
@@ -23,12 +23,14 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         prog="darlit plan", description="Parameters, memory, speed and GPU-hours of experiments; needs no GPU."
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="EXPERIMENT", help="experiment or grid files")
+    parser.add_argument(
+        "experiments", nargs="+", metavar="EXPERIMENT", help="experiment or grid files, or cells such as small_dar_full"
+    )
     add_options(parser)
     arguments = parser.parse_args(argv)
     cells: list[Cell] = []
-    for file in arguments.files:
-        cells += _cells(file)
+    for experiment in arguments.experiments:
+        cells += _cells(experiment)
     return run(cells, arguments)
 
 
@@ -93,9 +95,12 @@ def _run(cells: Sequence[Cell], arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cells(file: Path) -> list[Cell]:
-    config = load_experiment(file)
+def _cells(experiment: str) -> list[Cell]:
+    file = Path(experiment)
+    if not experiment.endswith((".yaml", ".yml")) and not file.exists():
+        return [catalog_cell(experiment)]
+    config = load_parts([file])
     if "groups" in config:
         return list(read_grid(file).cells)
     seed = config.get("seed_everything", 0)
-    return [Cell(str(config.get("cell", file.stem)), file, {}, config, (seed,), group="", varies=())]
+    return [Cell(str(config.get("cell", file.stem)), (file,), {}, config, (seed,), group="", varies=())]

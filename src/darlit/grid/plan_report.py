@@ -123,7 +123,7 @@ def as_json(plans: Sequence[CellPlan], machine: Machine) -> dict[str, Any]:
 def _as_json(plan: CellPlan) -> dict[str, Any]:
     return {
         "name": plan.cell.name,
-        "file": str(plan.cell.file),
+        "file": plan.cell.source,
         "seeds": list(plan.cell.seeds),
         **{
             name: getattr(plan, name)

@@ -6,29 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from darlit.catalog import ARMS, SIZES
 from darlit.grid.summary import Summary, SummaryError, read_summary
 from darlit.run import RunFolder
-
-# Orders in which tables and figures list what they hold; a name that is not here follows in alphabetical order.
-SIZES = ("tiny", "small", "dense0.1b", "dense0.3b", "dense0.5b", "dense1b", "moe7b")
-ARMS = (
-    "residual",
-    "transparent",
-    "denseformer",
-    "attnres_full",
-    "attnres_block",
-    "attnres_2q",
-    "attnres_sep_v",
-    "hc2",
-    "mhc2",
-    "mhc4",
-    "dar_full",
-    "dar_block",
-    "dar",
-    "dar_self_kv",
-    "dar_cross_v",
-    "dar_fixed_kv",
-)
 
 _SEED = re.compile(r"seed_(\d+)")
 
@@ -66,13 +46,13 @@ def find_runs(runs_dir: Path) -> tuple[list[Run], list[Path]]:
 
 
 def size_order(size: str) -> tuple[int, str]:
-    """Sort key of a size."""
+    """Sort key of a size: its place in `darlit.catalog.SIZES`, others after them by name."""
     return (SIZES.index(size) if size in SIZES else len(SIZES), size)
 
 
 def arm_order(arm: str) -> tuple[int, str]:
-    """Sort key of an arm."""
-    return (ARMS.index(arm) if arm in ARMS else len(ARMS), arm)
+    """Sort key of an arm: its place in `darlit.catalog.ARMS`, others after them by name."""
+    return (list(ARMS).index(arm) if arm in ARMS else len(ARMS), arm)
 
 
 def _seeds(cell: Path) -> list[tuple[int, Path]]:

@@ -45,9 +45,9 @@ def change(cell: Cell, seed: int, recorded: Recorded, options: Sequence[str] = (
     try:
         here = asked(cell, seed, options, recorded.devices)
     except DarlitError as error:
-        return f"cannot be compared with {cell.file}, which darlit fit does not accept: {error}"
+        return f"cannot be compared with {cell.source}, which darlit fit does not accept: {error}"
     changed = recorded.change(here)
-    return changed and f"was trained with {changed} in {cell.file}"
+    return changed and f"was trained with {changed} in {cell.source}"
 
 
 def change_of(task: Task, runs_dir: Path, options: Sequence[str] = ()) -> str | None:

@@ -91,10 +91,9 @@ def work(
 
 
 def _command(task: Task, runs_dir: Path, options: Sequence[str]) -> list[str]:
-    budget = [f"--budget.{key}={value}" for key, value in task.cell.budget.items()]
     return [
-        sys.executable, "-m", "darlit", "fit", f"--config={task.cell.file}", f"--cell={task.cell.name}",
-        f"--seed_everything={task.seed}", f"--runs_dir={runs_dir}", "--ckpt_path=last", *budget, *options,
+        sys.executable, "-m", "darlit", "fit", *task.cell.options, f"--seed_everything={task.seed}",
+        f"--runs_dir={runs_dir}", "--ckpt_path=last", *options,
     ]  # fmt: skip
 
 

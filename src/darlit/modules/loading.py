@@ -17,6 +17,8 @@ from torch import Tensor
 from darlit import sharded_checkpoint, values
 from darlit.checkpoint_io import find, read_checkpoint
 from darlit.errors import DarlitError
+from darlit.experiment import inner
+from darlit.modules.arms import known_modules
 from darlit.modules.exported import EXPORT_SUFFIX, read_export
 from darlit.modules.language_module import LanguageModule
 from darlit.run import RunFolder, difference
@@ -226,13 +228,10 @@ def _run_config(checkpoint: Path) -> dict[str, Any]:
 
 def _variant(pathway: str, where: Path, run: dict[str, Any] | None = None) -> type[LanguageModule]:
     """The class of a saved model: the one that its run's config.yaml names, else the known one with this pathway."""
-    from darlit.modules import variants
-
-    model = (run or {}).get("model")
-    class_path = str(model.get("class_path")) if isinstance(model, dict) else ""
-    arms = {variant.pathway_name: variant for variant in variants().values()}
-    if "." in class_path and not class_path.startswith("darlit.modules."):
-        variant: Any = class_of(class_path)
+    class_path = inner(run or {}, "model").get("class_path")
+    arms = {module.pathway_name: module for module in known_modules()}
+    variant: Any = class_of(str(class_path)) if class_path else ""
+    if not isinstance(variant, str):
         if variant.pathway_name != pathway:
             raise DarlitError(
                 f"{where} has pathway {pathway!r}, {class_path} of its config.yaml has {variant.pathway_name!r}; "

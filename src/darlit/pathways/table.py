@@ -6,9 +6,9 @@ Every row is a pathway that is really built; its numbers are `Pathway.cost` and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from darlit.arguments import Parser
+from darlit.catalog import arms
 from darlit.errors import DarlitError
 from darlit.markers import markers, replace_between
 from darlit.pathways import Pathway, build
@@ -18,31 +18,8 @@ BEGIN, END = markers(NAME)
 BYTES = 2
 """Of a bfloat16 channel."""
 
-
-class Arm(NamedTuple):
-    """One arm of the comparison: a pathway with its options, block sizes for any depth of two layers or more."""
-
-    pathway: str
-    options: dict[str, Any]
-
-
-ARMS = {
-    "residual": Arm("residual", {}),
-    "transparent": Arm("transparent", {}),
-    "denseformer": Arm("denseformer", {}),
-    "attnres_full": Arm("attnres", {}),
-    "attnres_block": Arm("attnres", {"block_size": 2}),
-    "hc2": Arm("hyper_connections", {"num_streams": 2}),
-    "mhc2": Arm("mhc", {"num_streams": 2}),
-    "mhc4": Arm("mhc", {"num_streams": 4}),
-    "dar_full": Arm("dar", {}),
-    "dar_block": Arm("dar", {"block_size": 2}),
-    "dar_self_kv": Arm("dar", {"route": "self_kv"}),
-    "dar_cross_v": Arm("dar", {"route": "cross_v"}),
-    "dar_fixed_kv": Arm("dar", {"route": "fixed_kv", "query_init_std": 0.02}),
-    "attnres_sep_v": Arm("attnres", {"block_size": 1, "sep_v": True}),
-    "attnres_2q": Arm("attnres", {"block_size": 1, "num_queries": 2, "query_init_std": 0.02}),
-}
+ARMS = arms(num_layers=2)
+"""The arms of `darlit.catalog` with blocks of two layers, for any depth of two layers or more."""
 
 
 def table(num_layers: int = 12, width: int = 768) -> str:
@@ -65,7 +42,9 @@ def _row(arm: str, pathway: Pathway) -> tuple[str, ...]:
     cost, branches, kib = pathway.cost(), pathway.num_branches, pathway.width * BYTES / 1024
     if cost is None:
         raise DarlitError(f"pathway {pathway.name} states no cost: add cost() to list it in the table of pathways")
-    options = ", ".join(f"{name}={value}" for name, value in ARMS[arm].options.items())
+    default = type(pathway).Options()
+    chosen = {name: value for name, value in ARMS[arm].options.items() if value != getattr(default, name)}
+    options = ", ".join(f"{name}={value}" for name, value in chosen.items())
     return (
         f"`{arm}`",
         pathway.title + (f" ({options})" if options else ""),

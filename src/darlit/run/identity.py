@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from darlit.catalog import PATHWAYS
 from darlit.errors import DarlitError
 
 SCHEMA_VERSION = 2
@@ -160,9 +161,7 @@ def read_recorded(file: Path) -> Recorded | None:
 
 def _identity_of_version_1(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of today's identity that a summary of version 1 holds."""
-    from darlit.variants import pathway_names
-
-    classes = {pathway: name for name, pathway in pathway_names().items()}
+    classes = {pathway: name for name, pathway in PATHWAYS.items()}
     pathway, optimizer = dict(summary["pathway"]), dict(summary["optimizer"])
     clip = {"trainer.gradient_clip_val": optimizer.pop("gradient_clip")} if "gradient_clip" in optimizer else {}
     name = classes.get(pathway.pop("name"))  # None: of a module that is not among darlit's

@@ -85,7 +85,7 @@ class TestDoors:
         ("mhc", {"num_streams": 0}, r"num_streams=0 is not allowed; num_streams must be at least 1"),
         ("mhc", {"read_share": 1.0}, r"read_share must be above 0 and below 1"),
         ("mhc", {"dynamic_scale": -0.1}, r"dynamic_scale must be above 0"),
-        ("mhc", {"res_logit": float("inf")}, r"res_logit must be between -16 and 16"),
+        ("mhc", {"res_logit": float("inf")}, r"res_logit must be a finite number"),
         ("residual", {"num_branches": 0}, r"num_branches=0 is not allowed; num_branches must be at least 1"),
         ("residual", {"width": 0}, r"width=0 is not allowed; width must be at least 1"),
     ],

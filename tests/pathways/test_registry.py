@@ -56,7 +56,7 @@ def test_an_incomplete_pathway_is_told_everything_that_it_owes():
     assert families()["unproven"] is Unproven
     owed = missing(Unproven)
     del contract.DEFINED["unproven"]
-    assert len(owed) == 7
+    assert len(owed) == 6
     assert "unproven" not in families()
 
 

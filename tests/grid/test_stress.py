@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ class World:
     def kill(self, arm: str) -> None:
         process = self.start_fit(arm, "--ckpt_path=last")
         self._wait_a_little(process)
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was done before
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
     def stop(self, arm: str) -> None:

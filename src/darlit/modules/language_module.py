@@ -93,8 +93,7 @@ class LanguageModule(pl.LightningModule):
         pathway = checkpoint["darlit"]["pathway"]
         if cls.pathway_name != pathway:
             raise DarlitError(
-                f"{path} holds pathway {pathway!r}, not {cls.pathway_name!r} of {cls.__name__}; "
-                "load it with LanguageModule"
+                f"{path} holds pathway {pathway!r}, not one of {cls.__name__}; load it with LanguageModule"
             )
         module = cls(**{**checkpoint["hyper_parameters"], **changes})
         module.on_load_checkpoint(checkpoint)

@@ -28,7 +28,7 @@ from darlit.arguments import Parser
         (["analyze", "cak", "x"], "'cak' is not allowed; did you mean cka?"),
         (["pathways", "--layer", "3"], "no option --layer; did you mean --layers?"),
         (["fti"], "no verb 'fti'; did you mean fit?"),
-        (["fit"], "fit needs a model; add --config FILE"),
+        (["fit"], "fit needs a model; add --cell small_dar_full, or --config FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from darlit import bench
-from darlit.bench import arms, peers
+from darlit.bench import peers
 from darlit.bench import suites as bench_suites
 from darlit.bench.arms import Shape, moved_tensors
 from darlit.bench.measure import ratio
@@ -18,6 +18,7 @@ from darlit.bench.moe7b import ARMS, MOE7B, moe7b
 from darlit.errors import DarlitError
 from darlit.experiment import load_experiment
 from darlit.live_tensors import PeakMemory
+from darlit.pathways import cost
 
 SMALL = ["--tokens", "8", "--width", "64", "--layers", "4", "--rounds", "1", "--threads", "1"]
 
@@ -99,7 +100,7 @@ def test_floor_of_two_phases_by_hand(monkeypatch):
         "dar_block4": 0,  # c = 1, four reads
     }
     two = {arm: moved_tensors(arm, 6) for arm in saved}
-    monkeypatch.setattr(arms, "two_phases_pay", lambda *case: False)
+    monkeypatch.setattr(cost, "prefetch_pays", lambda *case: False)
     for arm, number in saved.items():
         assert moved_tensors(arm, 6) - two[arm] == number
 

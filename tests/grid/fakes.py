@@ -73,7 +73,7 @@ def write_cell_file(folder: Path, name: str, class_path: str = "ResidualLM", **i
     """Write the experiment of a cell whose runs have summaries made here."""
     content = {
         "model": {"class_path": class_path, "init_args": init_args},
-        "data": {"sequence_length": 10},
+        "data": {"folder": str(folder / "not_on_this_machine"), "sequence_length": 10},  # nothing to compare with
         "budget": {"tokens": 2000, "batch_tokens": 20},
     }
     file = folder / f"{name}.yaml"

@@ -71,11 +71,12 @@ def test_every_make_target_is_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reader_folder(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> Path:
     """Where commands are parsed: the repository's experiments, and files that earlier blocks would have made."""
     folder = tmp_path_factory.mktemp("parsed")
     for name in ("configs", "experiments"):
         shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(data_folder, folder / "data" / "mine")  # a cell may take its vocabulary from its data
     for page in PAGES:
         for block in ALL[page]:
             if block.language == "yaml" and block.file and not block.file.startswith("~"):

@@ -243,7 +243,7 @@ def _model(values: Any, sequence_length: int, defaults: bool) -> dict[str, Any]:
             raise DarlitError(f"model has no key {key!r}; {nearest(str(key), ('class_path', 'init_args'))}")
     class_path = str(model["class_path"])
     found = class_of(class_path)
-    family = pathways.families()[found if isinstance(found, str) else found.pathway_name]
+    family = pathways.family(found if isinstance(found, str) else found.pathway_name)
     given = model.get("init_args", {})
     if not isinstance(given, Mapping):
         raise DarlitError(f"model.init_args is {given!r}; leave it out, or give a mapping such as {{backbone: ...}}")

@@ -210,7 +210,7 @@ def _build(cell: Cell, model: dict[str, Any], sequence_length: int) -> Transform
             if not isinstance(found, str):
                 module: Any = found(**options)
                 return module.transformer
-            pathway = pathways.families()[found].Options(**options["pathway"])
+            pathway = pathways.family(found).Options(**options["pathway"])
             return build_transformer(found, pathway, BackboneConfig(**options["backbone"]))
     except (TypeError, ValueError) as error:
         raise DarlitError(f"{cell.source}: {error}") from error

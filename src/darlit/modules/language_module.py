@@ -45,7 +45,7 @@ class LanguageModule(pl.LightningModule):
 
     def __init__(self, pathway: PathwayOptions, backbone: BackboneConfig, optimizer: OptimizerConfig) -> None:
         super().__init__()
-        options_class = pathways.families()[self.pathway_name].Options
+        options_class = pathways.family(self.pathway_name).Options
         self.pathway_options = _as_config(options_class, pathway)
         config = _as_config(BackboneConfig, backbone)
         self.backbone = replace(config, vocab_size=config.rows)

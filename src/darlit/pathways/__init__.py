@@ -21,7 +21,7 @@ from darlit.pathways.mhc import MHC
 from darlit.pathways.residual import Residual
 from darlit.pathways.transparent import Transparent
 
-__all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "names"]
+__all__ = ["Pathway", "PathwayOptions", "PathwayState", "Probe", "build", "families", "family", "names"]
 
 FAMILIES: dict[str, type[Pathway]] = {
     "attnres": AttnRes,
@@ -37,6 +37,20 @@ FAMILIES: dict[str, type[Pathway]] = {
 def families() -> dict[str, type[Pathway]]:
     """Every pathway class by name: darlit's, then those of your own modules that were imported."""
     return {**FAMILIES, **DEFINED}
+
+
+def family(name: str) -> type[Pathway]:
+    """The pathway class of a name: one of `families`, or that of a file of yours beside darlit's own.
+
+    Raises:
+        DarlitError: an unknown name; the message says which are known.
+    """
+    if name not in families() and name.isidentifier() and importlib.util.find_spec(f"darlit.pathways.{name}"):
+        importlib.import_module(f"darlit.pathways.{name}")
+    known = families()
+    if name not in known:
+        raise DarlitError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
+    return known[name]
 
 
 def names() -> list[str]:
@@ -66,17 +80,12 @@ def build(
     Raises:
         ValueError: an unknown name or option, or a value out of range; the message says what is allowed.
     """
-    if name not in families() and name.isidentifier() and importlib.util.find_spec(f"darlit.pathways.{name}"):
-        importlib.import_module(f"darlit.pathways.{name}")  # a file of yours beside darlit's own
-    known = families()
-    if name not in known:
-        raise DarlitError(f"pathway={name!r} is not known; choose one of {', '.join(known)}")
-    family = known[name]
-    allowed = [field.name for field in dataclasses.fields(family.Options)]
+    chosen = family(name)
+    allowed = [field.name for field in dataclasses.fields(chosen.Options)]
     for option in options:
         if option not in allowed:
             raise DarlitError(f"{option}={options[option]!r}: {name} has no such option; it has {', '.join(allowed)}")
-    check_option("implementation", implementation, implementation in family.implementations, family.implementations)
-    pathway = family(num_branches, width, family.Options(**options), norm_eps)
+    check_option("implementation", implementation, implementation in chosen.implementations, chosen.implementations)
+    pathway = chosen(num_branches, width, chosen.Options(**options), norm_eps)
     pathway.implementation = implementation
     return pathway

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 """Coefficients of widened streams from their logits, for a GPU; see `darlit.ops.cpu` for the arguments.
 
 A program is one warp and owns a few tokens, with the n x n matrix of each in registers. Sinkhorn's first iteration

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 """Mixtures of widened streams for a GPU; see `darlit.ops.cpu` for the arguments.
 
 Addresses and row distances of the streams are arguments of the kernels, tuples of fixed length: a call copies nothing

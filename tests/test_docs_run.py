@@ -102,13 +102,9 @@ def _parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_commands_are_parsed(
-    words: list[str], reader_folder: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_parsed(words: list[str], reader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader_folder)
     assert words[0] in VERBS
-    if "--data.folder" in words:  # the vocabulary of the model comes from there
-        shutil.copytree(data_folder, words[words.index("--data.folder") + 1], dirs_exist_ok=True)
     for word in words:
         _leave_config_of_run(Path(word))
     if words[0] in ("fit", "validate") and any("scaled" in word or "my_cell" in word for word in words):

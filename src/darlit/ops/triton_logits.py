@@ -249,7 +249,7 @@ def backward_tile(rows: int, dtype: torch.dtype) -> dict[str, int]:
     padded = logits_tile(rows, dtype)["ROWS"]
     if torch.version.hip:
         return {"ROWS": padded, "TOKENS": 16, "BLOCK": 32 if padded <= 64 else 16, "num_stages": 2}
-    if padded > 64:
+    if padded * dtype.itemsize > 128:
         return {"ROWS": padded, "TOKENS": 16, "BLOCK": 64, "num_stages": 2}
     return {"ROWS": padded, "TOKENS": 32, "BLOCK": 256 // dtype.itemsize if padded == 32 else 64, "num_stages": 3}
 

@@ -1,7 +1,7 @@
 """``darlit generate CHECKPOINT_OR_RUN --prompt TEXT``: text from a trained model, printed as it is made.
 
 Every token costs one forward pass over one token: keys and values are cached, and the depth history of a pathway
-belongs to a token and starts anew with each.
+belongs to a token and starts again with each.
 
 Shapes: V vocabulary.
 """

@@ -1,7 +1,7 @@
 """Writes the golden tensors: ``python tests/pathways/make_golden.py`` (float64, one JSON file a variant).
 
 They pin the arms for which no independent implementation is public. Numbers come from sines, not from a random
-generator, so that they mean the same under any version of torch. Make them anew only when the mathematics changes on
+generator, so that they mean the same under any version of torch. Make them again only when the mathematics changes on
 purpose, and say so in the changelog.
 """
 

@@ -1,4 +1,4 @@
-"""torch.compile gives what eager gives, in every arm. The kind of R8: twelve layers of Full, each with another history.
+"""torch.compile gives what eager gives, in every arm. Recompilation limit: twelve layers of Full, each with another history.
 
 Compiled per block means every branch for itself, with the pathway between them in eager mode: one graph serves all
 layers, since a branch never sees how long the history is. A whole model is one graph.

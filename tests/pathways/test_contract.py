@@ -1,4 +1,4 @@
-"""What every pathway owes its caller: the four doors, refused input, causality, gradients, and an honest cost."""
+"""What every pathway owes its caller: the four methods, rejected input, causality, gradients, and an honest cost."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_token_sees_another(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_forwards_in_a_row_and_accumulation(variant):
-    """The kind of R7: the graph of one forward pass must not hang on another's."""
+    """The graph of one forward pass must not hang on another's."""
     pathway, (branches, weights) = stir(make(variant)), plain_branches(BRANCHES)
     leaves, batch = [*pathway.parameters(), *weights], randn(4, 5, WIDTH, seed=1)
     whole = torch.autograd.grad(drive(pathway, batch, branches)[1].square().sum(), leaves, allow_unused=True)

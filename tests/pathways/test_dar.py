@@ -37,7 +37,7 @@ def test_dar_equals_its_dense_formula(case):
 
 
 def test_forced_swap_of_two_streams():
-    """The kind of R1: the transport computed and then dropped. rho = 0 exchanges the streams of the partial."""
+    """Transport computed but not applied. rho = 0 exchanges the streams of the partial."""
     pathway, seen = make("dar_full"), {}
     with torch.no_grad():
         pathway.beta.logit_GO[0].copy_(torch.tensor([-60.0, 60.0]))

@@ -64,7 +64,7 @@ def test_hyper_connections_equals_lucidrains(n, connections):
 
 
 def test_forced_swap_of_two_streams():
-    """The kind of R1: the mixing matrix was computed and then dropped. A zero branch leaves the mixing alone."""
+    """Mixing matrix computed but not applied. A zero branch leaves the mixing alone."""
     pathway = make("hc2_static")
     with torch.no_grad():
         pathway.post_IN[0].copy_(torch.tensor([1.0, 3.0]))

@@ -14,7 +14,7 @@ H_res has parameters for the branches between the first and the last only: the f
 after the last is the same for every doubly stochastic matrix.
 
 At initialisation phi = 0 [ours], H_post = 1, and the entries of H_pre sum to one: branch i reads `read_share` of
-stream ``i mod n`` and equal parts of the rest [ours]; equal shares of all would leave the streams equal for ever. Every
+stream ``i mod n`` and equal parts of the rest [ours]; equal shares of all would never let the streams differ. Every
 stream is the residual sum up to rounding, for any H_res, and so is what a branch reads. The sum of the streams is n
 times the residual sum: relative difference to the standard residual at the final norm at most
 ``eps (1 - 1 / n^2) / (2 mean(x^2))`` with x the residual sum. (n = 1: a branch reads read_share times the stream, the

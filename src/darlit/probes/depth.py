@@ -29,7 +29,7 @@ class Read:
     target: int
     """Which of the read's queries; in DAR the stream that it reads for."""
     weights: list[float]
-    """Mean over tokens, by source; 0 is the embedding, the last one may be the block under way."""
+    """Mean over tokens, by source; 0 is the embedding, the last one may be the current block."""
     entropy: float
     """Mean over tokens of the entropy in nats; ln S where all sources count alike."""
     largest_weight: float

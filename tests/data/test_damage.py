@@ -164,7 +164,7 @@ def test_one_split_of_a_folder(folder: Path) -> None:
 
 
 def test_chunks_of_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R16: chunks that litdata wrote without TokensLoader: the error says what to do instead."""
+    """Chunks that litdata wrote without TokensLoader: the error says what to do instead."""
     monkeypatch.setenv("LITDATA_DISABLE_VERSION_CHECK", "1")
     import numpy as np
     from litdata.streaming.writer import BinaryWriter

@@ -115,7 +115,7 @@ def test_limited_validation_begins_anew(folder: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_under_the_trainer(folder: Path, tmp_path: Path, workers: int) -> None:
-    """R13, R14, R18: N + M steps are N + M steps of the straight run, at every kind of cut, losses to the bit."""
+    """N + M steps are N + M steps of the straight run, at every kind of cut, losses to the bit."""
     data = {"num_workers": workers}
     _, straight = run(folder, 30, data=data)
     epoch = batches_an_epoch(folder)
@@ -215,7 +215,7 @@ def test_evaluation_sees_every_sequence_once(folder: Path, ranks: int, batch_siz
 
 @pytest.mark.slow
 def test_two_ranks_see_the_global_order_and_resume_it(folder: Path, tmp_path: Path) -> None:
-    """R15: 2 gloo ranks of batch 4, DDP and FSDP2, with a worker, see what 1 rank of batch 8 sees.
+    """2 gloo ranks of batch 4, DDP and FSDP2, with a worker, see what 1 rank of batch 8 sees.
 
     Each is cut in mid-epoch and at the epoch's end and continued on two ranks; then a cut of two is continued by one.
     """

@@ -120,7 +120,7 @@ def test_resume_at_many_cuts(prepared: Manifest, straight: list[torch.Tensor]) -
 def test_resume_with_workers(
     prepared: Manifest, straight: list[torch.Tensor], before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    """R14: mid-epoch and at the boundary, with workers, the same or another number after it."""
+    """Mid-epoch and at the boundary, with workers, the same or another number after it."""
     size = len(make(prepared))
     for cut in (1, size - 1, size, size + 3):
         check_cut(prepared, straight[: 2 * size + 2], cut, before, after)

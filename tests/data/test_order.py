@@ -30,7 +30,7 @@ def test_every_block_once() -> None:
 def test_ranks_share_one_global_order(
     blocks: int, batch_size: int, world_size: int, seed: int | None, epoch: int
 ) -> None:
-    """R15: equal counts of full batches, no block twice, and the order that one rank alone would have."""
+    """Equal counts of full batches, no block twice, and the order that one rank alone would have."""
     if blocks < batch_size * world_size:
         with pytest.raises(DataError, match="one batch needs"):
             BatchOrder(blocks, batch_size, 0, world_size, seed)

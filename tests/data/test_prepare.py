@@ -361,7 +361,7 @@ def start(body: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def test_two_processes_share_one_cache(tmp_path: Path) -> None:
-    """R17: runs that start at once all get the same, whole default corpus, and one of them makes it."""
+    """Runs that start at once all get the same, whole default corpus, and one of them makes it."""
     body = "folder = prepare_default(show_progress=True)\nprint(folder)"
     runs = [start(body, DARLIT_CACHE=str(tmp_path)) for _ in range(3)]
     outputs = [run.communicate(timeout=120) for run in runs]

@@ -1,4 +1,5 @@
-"""torch.compile gives what eager gives, in every arm. Recompilation limit: twelve layers of Full, each with another history.
+"""torch.compile gives what eager gives, in every arm; twelve layers of Full, each with another history, stay
+below the recompilation limit.
 
 Compiled per block means every branch for itself, with the pathway between them in eager mode: one graph serves all
 layers, since a branch never sees how long the history is. A whole model is one graph.

@@ -168,7 +168,7 @@ FLIPS = {
 
 
 def test_every_option_has_a_flip():
-    """The kind of R2: an option that is silently ignored."""
+    """An option that is silently ignored."""
     assert {name: list(flips) for name, flips in FLIPS.items()} == {
         name: list(family.Options.__dataclass_fields__) for name, family in families().items()
     }

@@ -1,4 +1,4 @@
-"""What autograd keeps for a pathway, and that recomputing it changes nothing. The kinds of R5, R7 and R9.
+"""What autograd keeps for a pathway, and that recomputing it changes nothing.
 
 Shapes: B batch, T token, D width.
 """

@@ -90,7 +90,7 @@ def test_output_stream_o_takes_row_o_of_an_asymmetric_matrix():
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_forced_swap_of_two_streams(n):
-    """The kind of R1: H_res computed and then dropped."""
+    """H_res computed and then dropped."""
     pathway, seen = make("mhc2", num_streams=n), {}
     swap = torch.eye(n, dtype=torch.double)
     swap[:2, :2] = swap[:2, :2].flip(0)

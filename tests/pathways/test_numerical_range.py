@@ -1,4 +1,4 @@
-"""Gates, softmax and exchanges stay finite for logits of +-60, in values and gradients. The kind of R4.
+"""Gates, softmax and exchanges stay finite for logits of +-60, in values and gradients.
 
 Sinkhorn by itself is in test_manifold_hyper_connections.py.
 """

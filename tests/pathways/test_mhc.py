@@ -61,7 +61,7 @@ def test_mhc_equals_the_papers_formula(n):
 
 @pytest.mark.parametrize("n", [3, 4])
 def test_the_transposed_matrix_is_another_model(n):
-    """The kind of R3. If this agreed, the comparison above could not see a transposed H_res."""
+    """If this agreed, the comparison above could not see a transposed H_res."""
     pathway, embedding, (branches, _) = asymmetric(n), randn(2, 5, WIDTH, seed=1), plain_branches(BRANCHES)
     ours, wrong = drive(pathway, embedding, branches), paper(pathway, embedding, branches, transposed=True)
     assert (ours[1] - wrong[1]).abs().max() > 1e-2
@@ -130,7 +130,7 @@ def test_the_exchange_starts_near_the_identity():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n", [2, 4])
 def test_finite_for_logits_far_apart(n, dtype):
-    """The kind of R4."""
+    """Finite values and gradients at the ends of the range of the logits."""
     far = torch.full((n, n), -60.0)
     far[0], far[:, -1] = 60.0, 60.0
     cases = [far, -far, 60 * torch.eye(n), torch.full((n, n), -8.0), 120 * torch.eye(n) - 60, torch.full((n, n), 60.0)]

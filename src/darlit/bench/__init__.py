@@ -14,7 +14,7 @@ from darlit.arguments import Parser
 from darlit.atomic import write_text
 from darlit.errors import DarlitError
 
-SUITES = ("path", "step", "growth", "memory", "parts", "recompute", "gpu", "moe7b")
+SUITES = ("path", "step", "growth", "host", "memory", "parts", "recompute", "gpu", "moe7b")
 HIGHER_IS_BETTER = ("step", "moe7b")
 """Suites whose ratio is a speed; elsewhere it is a cost."""
 MARGIN = 0.05

@@ -6,9 +6,12 @@ from typing import Any
 
 COLUMNS = {
     "seconds": ("ms", 1e3, "{:.1f}"),
+    "branch_seconds": ("us a branch", 1e6, "{:.0f}"),
     "floor_seconds": ("floor ms", 1e3, "{:.1f}"),
     "over_floor": ("x floor", 1, "{:.2f}"),
     "ratio": ("ratio", 1, "{:.3f}"),
+    "over_8_layers": ("/ 8 layers", 1, "{:.2f}"),
+    "over_reference": ("/ reference", 1, "{:.2f}"),
     "noise": ("noise", 100, "{:.0f}%"),
     "naive_over_this": ("naive / this", 1, "{:.1f}"),
     "tokens_per_second": ("tokens/s", 1, "{:.0f}"),

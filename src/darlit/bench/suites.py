@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darlit import pathways
+from darlit import catalog, pathways
 from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, fitting, moved_tensors, path_work
@@ -24,6 +24,9 @@ from darlit.pathways.history import Blocks, Layout, PlainHistory
 
 Rows = list[dict[str, Any]]
 BASELINE = "residual"
+DEPTHS = (8, 16, 32, 64)
+"""Layers, where a suite measures how a cost grows."""
+HOST_TOKENS, HOST_WIDTH = 16, 128
 
 
 def path(shape: Shape, rounds: int) -> Rows:
@@ -61,7 +64,7 @@ def growth(shape: Shape, rounds: int) -> Rows:
     small = replace(shape, tokens=max(1, shape.tokens // 4))
     for arm in ("dar_block", "attnres_block", "dar_full"):
         works: dict[str, Any] = {}
-        for layers in (8, 16, 32, 64):
+        for layers in DEPTHS:
             deep = replace(small, layers=layers)
             options: dict[str, Any] = {} if arm == "dar_full" else {"block_size": layers // 4}
             pathway = pathways.build(arm.split("_")[0], num_branches=deep.branches, width=deep.width, **options).to(
@@ -72,6 +75,36 @@ def growth(shape: Shape, rounds: int) -> Rows:
         per_branch = {name: [second / work.shape.branches for second in seconds[name]] for name, work in works.items()}
         first = per_branch[f"{arm} L=8"]
         rows += [_row(name, times, first) for name, times in per_branch.items()]
+    return rows
+
+
+def host(shape: Shape, rounds: int) -> Rows:
+    """What the host does for a branch, forward and backward: so few channels and tokens that nothing else counts.
+
+    Of every arm from 8 to 64 layers: seconds a branch, relative to residual at that depth, to the arm's reference
+    and to its own 8 layers.
+    """
+    device = torch.device(shape.device)
+    rows: Rows = []
+    shallow: dict[str, list[float]] = {}
+    for layers in DEPTHS:
+        small = replace(shape, tokens=HOST_TOKENS, width=HOST_WIDTH, layers=layers)
+        works: dict[str, Any] = {}
+        for name, (family, options) in catalog.arms(layers).items():
+            fused = "cpu" in pathways.family(family).implementations
+            for implementation in ("auto", "reference") if fused else ("auto",):
+                made = pathways.build(
+                    family, num_branches=small.branches, width=small.width, implementation=implementation, **options
+                )
+                works[name if implementation == "auto" else f"{name} (reference)"] = PathWork(made.to(device), small)
+        seconds = interleaved(works, rounds, device, shape.clock)
+        per_branch = {name: [second / small.branches for second in times] for name, times in seconds.items()}
+        for name, times in per_branch.items():
+            row = _row(f"{name} L={layers}", times, per_branch[BASELINE])
+            row["over_8_layers"], _ = ratio(times, shallow.setdefault(name, times))
+            if f"{name} (reference)" in per_branch:
+                row["over_reference"], _ = ratio(times, per_branch[f"{name} (reference)"])
+            rows.append({**row, "branch_seconds": row["seconds"]})
     return rows
 
 
@@ -202,6 +235,7 @@ SUITES: dict[str, Callable[[Shape, int], Rows]] = {
     "path": path,
     "step": step,
     "growth": growth,
+    "host": host,
     "memory": memory,
     "parts": parts,
     "recompute": recompute,

@@ -182,7 +182,8 @@ class Pass:
         self.key_streams, self.value_streams = backend.numbers(key_streams), backend.numbers(value_streams)
         self.values, self.targets = len(set(value_streams)), len(value_streams)
         self.streams, self.eps, self.backend = streams, eps, backend
-        self.like = like.detach() if like.is_contiguous() else like.detach().contiguous()
+        plain = like.is_contiguous() and like.shape[-2] > 1  # else any stride may stand where that of rows belongs
+        self.like = like.detach() if plain else torch.empty_like(like, memory_format=torch.contiguous_format)
         self._float = torch.empty(0, device=like.device)
         self.width = like.shape[-1]
         self.tokens = like.numel() // self.width

@@ -13,8 +13,11 @@ def rows(x: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """``x`` where it is contiguous, else its `rows`: kernels need an address and the distance of rows."""
-    return x if x.is_contiguous() else rows(x)
+    """``x`` where its second last stride is the distance of rows, else its `rows`.
+
+    A contiguous tensor of one token a sequence may have any stride there.
+    """
+    return x if x.is_contiguous() and x.shape[-2] > 1 else rows(x)
 
 
 def gate(values: Tensor | None) -> Tensor | None:

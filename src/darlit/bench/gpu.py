@@ -12,7 +12,7 @@ from torch import Tensor
 from darlit.backbone import BackboneConfig
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, moved_tensors
-from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio
+from darlit.bench.measure import COPY_BYTES, DATA_SHEET_GBPS, copier, interleaved, ratio
 from darlit.bench.suites import TrainingStep
 from darlit.errors import DarlitError
 
@@ -69,8 +69,9 @@ def _paths(shape: Shape, rounds: int) -> list[dict[str, Any]]:
         works[name] = PathWork(module.to(torch.bfloat16), shape)
     device = torch.device(shape.device)
     seconds = interleaved({"copy": copier(device), **works}, rounds, device, "wall")
-    copies = seconds.pop("copy")
-    rows = []
+    bandwidth = COPY_BYTES[device.type] / statistics.median(seconds.pop("copy"))
+    data_sheet = DATA_SHEET_GBPS.get(torch.cuda.get_device_name())
+    rows: list[dict[str, Any]] = [{"name": "copy", "gigabytes_per_second": bandwidth / 1e9}]
     for name, times in seconds.items():
         middle, noise = ratio(times, seconds["residual"])
         row: dict[str, Any] = {
@@ -83,7 +84,9 @@ def _paths(shape: Shape, rounds: int) -> list[dict[str, Any]]:
         if tensors is not None:
             moved = tensors * shape.tensor_bytes
             row["gigabytes_per_second"] = moved / row["seconds"] / 1e9
-            row["copy_share"] = moved / row["seconds"] / (COPY_BYTES / statistics.median(copies))
+            row["copy_share"] = moved / row["seconds"] / bandwidth
+            if data_sheet is not None:
+                row["data_sheet_share"] = row["gigabytes_per_second"] / data_sheet
         rows.append(row)
     return rows
 

@@ -20,6 +20,7 @@ COLUMNS = {
     "saved_ratio": ("saved ratio", 1, "{:.2f}"),
     "gigabytes_per_second": ("GB/s", 1, "{:.1f}"),
     "copy_share": ("of copy", 100, "{:.0f}%"),
+    "data_sheet_share": ("of data sheet", 100, "{:.0f}%"),
     "error": ("error", 1, "{:.1e}"),
 }
 

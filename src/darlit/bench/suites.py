@@ -42,13 +42,13 @@ def path(shape: Shape, rounds: int) -> Rows:
     device = torch.device(shape.device)
     seconds = interleaved({"copy": copier(device), **works}, rounds, device, shape.clock)
     copies = seconds.pop("copy")
-    bandwidth = COPY_BYTES / statistics.median(copies)
+    bandwidth = COPY_BYTES[device.type] / statistics.median(copies)
     rows = []
     for name, times in seconds.items():
         row = _row(name, times, seconds[BASELINE])
         tensors = moved_tensors(name, shape.layers) if name in ARMS else None
         if tensors is not None:
-            floors = [tensors * shape.tensor_bytes / COPY_BYTES * copy for copy in copies]
+            floors = [tensors * shape.tensor_bytes / COPY_BYTES[device.type] * copy for copy in copies]
             row["floor_seconds"] = statistics.median(floors)
             row["over_floor"], row["over_floor_noise"] = ratio(times, floors)
         if name == "dar_full":

@@ -128,7 +128,7 @@ def test_the_7b_suite_measures_every_arm_made_small() -> None:
         MOE7B, vocab_size=64, num_layers=4, width=32, num_heads=2, ffn_width=16, num_experts=4, experts_per_token=2,
         sequence_length=16,
     )  # fmt: skip
-    rows = moe7b(1, small, "cpu")
+    rows = list(moe7b(1, small, "cpu"))
     assert [row["name"] for row in rows] == [f"{arm} torch" for arm in ARMS]
     assert rows[0]["ratio"] == 1
     assert all(row["tokens_per_second"] > 0 for row in rows)
@@ -147,7 +147,7 @@ def test_the_7b_suite_without_a_gpu_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(DarlitError, match="needs a GPU"):
-        moe7b(1)
+        list(moe7b(1))
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -6,7 +6,7 @@ import argparse
 import json
 import platform
 import time
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> int:
     import torch
 
     from darlit.bench.arms import ARMS, Shape, fitting
+    from darlit.bench.gpu import FULL, gpu
     from darlit.bench.measure import keep_freed_memory
+    from darlit.bench.moe7b import moe7b
     from darlit.bench.report import table
     from darlit.bench.suites import SUITES as RUN
 
@@ -38,30 +40,34 @@ def main(arguments: list[str]) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     shape = Shape(options.tokens, options.width, options.layers, options.dtype, options.device, options.clock)
+    if options.suites == ["gpu"]:
+        shape = FULL.path
     results: dict[str, Any] = {"machine": _machine(), "shape": vars(shape), "rounds": options.rounds, "suites": {}}
     for arm in sorted(set(ARMS) - set(fitting(shape))):
         print(f"{arm} is not measured: its blocks have more than --layers {shape.layers} layers")
-    if {"path", "gpu"} & set(options.suites):
+    if "path" in options.suites:
         from darlit.bench.peers import skipped
 
-        device = "cuda" if "gpu" in options.suites else shape.device
-        for peer, reason in skipped(replace(shape, device=device)).items():
+        for peer, reason in skipped(shape).items():
             print(f"{peer} is not measured: {reason}")
     for suite in options.suites:
+        measured: Iterable[dict[str, Any]]
         if suite == "gpu":
-            from darlit.bench.gpu import gpu
-
-            rows = gpu(options.rounds)
+            measured = gpu(options.rounds)
         elif suite == "moe7b":
-            from darlit.bench.moe7b import moe7b
-
-            rows = moe7b(options.rounds)
+            measured = moe7b(options.rounds)
         else:
-            rows = RUN[suite](shape, options.rounds)
-        results["suites"][suite] = rows
+            measured = RUN[suite](shape, options.rounds)
+        rows: list[dict[str, Any]] = []
+        for row in measured:
+            rows.append(row)
+            results["suites"][suite] = rows
+            if options.json:  # after every row: a run that is cut keeps what it has
+                write_text(options.json, json.dumps(results, indent=1) + "\n")
         print(table(suite, rows), flush=True)
-    if options.json:
-        write_text(options.json, json.dumps(results, indent=1) + "\n")
+        for row in rows:
+            if "reason" in row:
+                print(f"{row['name']} is not measured: {row['reason']}")
     worse = [] if baseline is None else compare(baseline, results)
     for line in worse:
         print(f"worse than the baseline: {line}")

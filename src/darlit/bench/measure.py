@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,8 @@ COPY_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 """Read and written by one copy: far more than a cache holds, and on a GPU long enough that launching does not count."""
 DATA_SHEET_GBPS = {"NVIDIA H200": 4800.0, "NVIDIA H100 80GB HBM3": 3350.0, "NVIDIA A100-SXM4-80GB": 2039.0}
 """Memory bandwidth by the name that PyTorch reports, from NVIDIA's data sheets; other devices: not known."""
-
+GRAPH_WARMUP = 3
+"""Runs on a side stream before a capture, as PyTorch asks."""
 
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 """``process`` counts this process's own time on one thread: what is left on a machine that others use as well."""
@@ -63,6 +65,29 @@ def copier(device: torch.device) -> Work:
     source = torch.ones(COPY_BYTES[device.type] // 8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def captured(work: Work, device: torch.device) -> Work:
+    """Replay of a CUDA graph of ``work``, which has run once before. All graphs share one pool of memory: each writes
+    its scratch before it reads it, and they never run at the same time. A device without graphs runs ``work`` itself.
+    """
+    if device.type != "cuda":
+        return work
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(GRAPH_WARMUP):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=_graph_pool()):
+        work()
+    return graph.replay
+
+
+@functools.cache
+def _graph_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
 
 
 def synchronize(device: torch.device) -> None:

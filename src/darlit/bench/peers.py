@@ -16,8 +16,8 @@ from darlit.bench.arms import Shape
 EPS = 1e-6
 
 
-class FlaAttnRes(nn.Module):
-    """AttnRes-Full through fla-core's operator, naive on a CPU and fused on a GPU."""
+class SourcesPeer(nn.Module):
+    """AttnRes-Full: a query for every read but the first, gain 1; subclasses call a package's ``operator``."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -25,20 +25,20 @@ class FlaAttnRes(nn.Module):
         self.register_buffer("gain", torch.ones(shape.width))
 
     def start(self, embedding: Tensor) -> Any:
-        return FlaState(self, embedding)
+        return SourcesState(self, embedding)
+
+    def operator(self, query: Tensor, sources: list[Tensor]) -> Tensor:
+        raise NotImplementedError
 
 
-class FlaState:
-    def __init__(self, pathway: FlaAttnRes, embedding: Tensor) -> None:
-        from fla.ops.attnres import fused_attnres, naive_attnres
-
-        self.operator = fused_attnres if embedding.is_cuda else naive_attnres
+class SourcesState:
+    def __init__(self, pathway: SourcesPeer, embedding: Tensor) -> None:
         self.pathway, self.sources = pathway, [embedding]
 
     def read(self, branch: int) -> Tensor:
         if branch == 0:
             return self.sources[0]
-        return self.operator(self.pathway.queries[branch - 1], self.sources, self.pathway.gain, rms_eps=EPS)
+        return self.pathway.operator(self.pathway.queries[branch - 1], self.sources)
 
     def write(self, branch: int, output: Tensor) -> None:
         del branch
@@ -46,6 +46,25 @@ class FlaState:
 
     def finish(self) -> Tensor:
         return self.read(len(self.pathway.queries))
+
+
+class FlaAttnRes(SourcesPeer):
+    """fla-core's operator, naive on a CPU and fused on a GPU."""
+
+    def operator(self, query: Tensor, sources: list[Tensor]) -> Tensor:
+        from fla.ops.attnres import fused_attnres, naive_attnres
+
+        mixed = fused_attnres if query.is_cuda else naive_attnres
+        return mixed(query, sources, self.gain, rms_eps=EPS)
+
+
+class LigerAttnRes(SourcesPeer):
+    """liger-kernel's operator, which takes its sources stacked."""
+
+    def operator(self, query: Tensor, sources: list[Tensor]) -> Tensor:
+        from liger_kernel.ops.attn_res import LigerAttnResFunction
+
+        return LigerAttnResFunction.apply(torch.stack(sources), query, self.gain, EPS)
 
 
 class HyperConnectionsPeer(nn.Module):
@@ -76,38 +95,6 @@ class HyperConnectionsState:
 
     def finish(self) -> Tensor:
         return self.pathway.reduce(self.streams)
-
-
-class LigerAttnRes(nn.Module):
-    """AttnRes-Full through liger-kernel's operator, which takes its sources stacked."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.zeros(shape.branches, shape.width))
-        self.register_buffer("gain", torch.ones(shape.width))
-
-    def start(self, embedding: Tensor) -> Any:
-        return LigerAttnResState(self, embedding)
-
-
-class LigerAttnResState:
-    def __init__(self, pathway: LigerAttnRes, embedding: Tensor) -> None:
-        from liger_kernel.ops.attn_res import LigerAttnResFunction
-
-        self.operator = LigerAttnResFunction.apply
-        self.pathway, self.sources = pathway, [embedding]
-
-    def read(self, branch: int) -> Tensor:
-        if branch == 0:
-            return self.sources[0]
-        return self.operator(torch.stack(self.sources), self.pathway.queries[branch - 1], self.pathway.gain, EPS)
-
-    def write(self, branch: int, output: Tensor) -> None:
-        del branch
-        self.sources.append(output)
-
-    def finish(self) -> Tensor:
-        return self.read(len(self.pathway.queries))
 
 
 class LigerMHC(nn.Module):

@@ -11,6 +11,7 @@ COLUMNS = {
     "over_floor": ("x floor", 1, "{:.2f}"),
     "ratio": ("ratio", 1, "{:.3f}"),
     "over_8_layers": ("/ 8 layers", 1, "{:.2f}"),
+    "over_ours": ("/ ours", 1, "{:.2f}"),
     "over_reference": ("/ reference", 1, "{:.2f}"),
     "noise": ("noise", 100, "{:.0f}%"),
     "naive_over_this": ("naive / this", 1, "{:.1f}"),
@@ -19,7 +20,7 @@ COLUMNS = {
     "saved_bytes": ("saved MiB", 2**-20, "{:.0f}"),
     "saved_ratio": ("saved ratio", 1, "{:.2f}"),
     "gigabytes_per_second": ("GB/s", 1, "{:.1f}"),
-    "copy_share": ("of copy", 100, "{:.0f}%"),
+    "data_sheet_gigabytes_per_second": ("data sheet GB/s", 1, "{:.0f}"),
     "data_sheet_share": ("of data sheet", 100, "{:.0f}%"),
     "error": ("error", 1, "{:.1e}"),
 }

@@ -15,7 +15,7 @@ from darlit.backbone import BackboneConfig, Transformer
 from darlit.bench import peers
 from darlit.bench.arms import ARMS, PathWork, Shape, build, fitting, moved_tensors, path_work
 from darlit.bench.dense import Dense
-from darlit.bench.measure import COPY_BYTES, copier, interleaved, ratio, saved_bytes
+from darlit.bench.measure import COPY_BYTES, DATA_SHEET_GBPS, copier, interleaved, ratio, saved_bytes
 from darlit.bench.recompute import recompute
 from darlit.live_tensors import PeakMemory
 from darlit.ops.dispatch import choose
@@ -41,20 +41,38 @@ def path(shape: Shape, rounds: int) -> Rows:
         works[name] = PathWork(module, shape)
     device = torch.device(shape.device)
     seconds = interleaved({"copy": copier(device), **works}, rounds, device, shape.clock)
-    copies = seconds.pop("copy")
-    bandwidth = COPY_BYTES[device.type] / statistics.median(copies)
-    rows = []
+    rows = path_rows(seconds, shape)
+    for row in rows:
+        if row["name"] == "dar_full":
+            row["naive_over_this"], row["naive_noise"] = ratio(seconds["dar_full (naive)"], seconds["dar_full"])
+    return rows
+
+
+def path_rows(seconds: dict[str, list[float]], shape: Shape) -> Rows:
+    """Rows of the pathways alone, over the floor that a ``copy`` in the same rounds sets; on a GPU that
+    `DATA_SHEET_GBPS` knows, with the share of that bandwidth."""
+    seconds, device = dict(seconds), torch.device(shape.device)
+    copies, copied = seconds.pop("copy"), COPY_BYTES[device.type]
+    data_sheet = DATA_SHEET_GBPS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+    def speed(moved: float, times: list[float]) -> dict[str, float]:
+        reached = moved / statistics.median(times) / 1e9
+        return {"gigabytes_per_second": reached} | ({"data_sheet_share": reached / data_sheet} if data_sheet else {})
+
+    rows: Rows = [{"name": "copy", "seconds": statistics.median(copies), **speed(copied, copies)}]
+    if data_sheet:
+        rows[0]["data_sheet_gigabytes_per_second"] = data_sheet
     for name, times in seconds.items():
-        row = _row(name, times, seconds[BASELINE])
+        row = row_of(name, times, seconds[BASELINE])
         tensors = moved_tensors(name, shape.layers) if name in ARMS else None
         if tensors is not None:
-            floors = [tensors * shape.tensor_bytes / COPY_BYTES[device.type] * copy for copy in copies]
+            moved = tensors * shape.tensor_bytes
+            floors = [moved / copied * copy for copy in copies]
             row["floor_seconds"] = statistics.median(floors)
             row["over_floor"], row["over_floor_noise"] = ratio(times, floors)
-        if name == "dar_full":
-            row["naive_over_this"], row["naive_noise"] = ratio(seconds["dar_full (naive)"], times)
+            row |= speed(moved, times)
         rows.append(row)
-    return [{"name": "copy", "seconds": statistics.median(copies), "gigabytes_per_second": bandwidth / 1e9}, *rows]
+    return rows
 
 
 def growth(shape: Shape, rounds: int) -> Rows:
@@ -74,7 +92,7 @@ def growth(shape: Shape, rounds: int) -> Rows:
         seconds = interleaved(works, rounds, device, shape.clock)
         per_branch = {name: [second / work.shape.branches for second in seconds[name]] for name, work in works.items()}
         first = per_branch[f"{arm} L=8"]
-        rows += [_row(name, times, first) for name, times in per_branch.items()]
+        rows += [row_of(name, times, first) for name, times in per_branch.items()]
     return rows
 
 
@@ -100,7 +118,7 @@ def host(shape: Shape, rounds: int) -> Rows:
         seconds = interleaved(works, rounds, device, shape.clock)
         per_branch = {name: [second / small.branches for second in times] for name, times in seconds.items()}
         for name, times in per_branch.items():
-            row = _row(f"{name} L={layers}", times, per_branch[BASELINE])
+            row = row_of(f"{name} L={layers}", times, per_branch[BASELINE])
             row["over_8_layers"], _ = ratio(times, shallow.setdefault(name, times))
             if f"{name} (reference)" in per_branch:
                 row["over_reference"], _ = ratio(times, per_branch[f"{name} (reference)"])
@@ -112,12 +130,16 @@ def step(shape: Shape, rounds: int) -> Rows:
     """A whole training step of the shared backbone, AdamW included; ratio is tokens/s relative to residual."""
     device = torch.device(shape.device)
     works = {arm: TrainingStep(arm, shape) for arm in fitting(shape)}
-    seconds = interleaved(dict(works), rounds, device, shape.clock)
+    return step_rows(interleaved(dict(works), rounds, device, shape.clock), shape.tokens)
+
+
+def step_rows(seconds: dict[str, list[float]], tokens: int) -> Rows:
+    """Rows of whole steps of ``tokens`` tokens each; ratio is tokens/s relative to residual."""
     rows = []
     for name, times in seconds.items():
-        row = _row(name, seconds[BASELINE], times)
+        row = row_of(name, seconds[BASELINE], times)
         row["seconds"] = statistics.median(times)
-        rows.append({**row, "tokens_per_second": shape.tokens / row["seconds"]})
+        rows.append({**row, "tokens_per_second": tokens / row["seconds"]})
     return rows
 
 
@@ -150,7 +172,7 @@ def parts(shape: Shape, rounds: int) -> Rows:
     first = seconds["one-stream retrieval"]
     rows = []
     for name, work in works.items():
-        row = _row(name, seconds[name], first)
+        row = row_of(name, seconds[name], first)
         rows.append({**row, "saved_bytes": saved_bytes(work.forward, work.held)})
     return rows
 
@@ -203,20 +225,22 @@ class TrainingStep:
             ffn_width=shape.width * 8 // 3 // 64 * 64,
             sequence_length=length,
         )
-        self.model = Transformer(self.config, build(arm, shape, implementation)).to(shape.device)
+        with torch.device(shape.device):
+            self.model = Transformer(self.config, build(arm, shape, implementation))
         self.autocast = shape.dtype != "float32"
         self.dtype = getattr(torch, shape.dtype)
         self.tokens = torch.randint(self.config.rows, (shape.tokens // length, length), device=shape.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        capturable = torch.device(shape.device).type == "cuda"  # by a CUDA graph
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, capturable=capturable)
 
     def loss(self) -> Tensor:
         with torch.autocast(self.tokens.device.type, dtype=self.dtype, enabled=self.autocast):
             return self.model.loss(self.tokens, self.tokens)
 
     def __call__(self) -> None:
-        self.optimizer.zero_grad()
         self.loss().backward()
         self.optimizer.step()
+        self.optimizer.zero_grad()  # last: between steps a model keeps no gradients beside the other models
 
     @property
     def held(self) -> list[Tensor]:
@@ -226,7 +250,7 @@ class TrainingStep:
         return [*self.model.parameters(), *self.model.buffers(), *moments]
 
 
-def _row(name: str, over: list[float], under: list[float]) -> dict[str, Any]:
+def row_of(name: str, over: list[float], under: list[float]) -> dict[str, Any]:
     middle, noise = ratio(over, under)
     return {"name": name, "seconds": statistics.median(over), "ratio": middle, "noise": noise}
 

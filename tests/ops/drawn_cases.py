@@ -26,8 +26,10 @@ def cases(draw: Any, widened: bool = False, deep: bool = False) -> dict[str, Any
     case's reads take two phases.
     """
     layers = draw(st.integers(12, 14) if deep else st.integers(1, 4))
-    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 70)))
     name = draw(st.sampled_from(("dar", "attnres", "mhc", "hyper_connections") if widened else ("dar", "attnres")))
+    # The norm of one channel is its sign: what is left of its gradient is rounding over the channel's size.
+    narrowest = 2 if name == "hyper_connections" else 1
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(narrowest, 70)))
     options: dict[str, Any] = {}
     if name == "mhc":
         options = {"num_streams": draw(st.integers(1, 5)), "dynamic_scale": 0.5}
@@ -129,5 +131,5 @@ def check(case: dict[str, Any], implementation: str, dtype: torch.dtype) -> None
         scale = max(exact.norm().item(), (exact.numel() * terms) ** 0.5)
         error, of_reference = ((of[key].double() - exact).norm().item() / scale for of in (got, plain))
         # A few narrow channels have no others to even out how each rounding falls: the reference shows how it may.
-        allowed = TOLERANCE[dtype] if dtype == torch.float32 else max(TOLERANCE[dtype], 2 * of_reference)
+        allowed = max(TOLERANCE[dtype], 2 * of_reference)
         assert error <= allowed, f"{key}: {error:.1e}, the reference {of_reference:.1e}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -90,6 +90,7 @@ def test_vector_logits(dtype, tokens, width, layout, seed, streams, hc, more):
     """One norm over all streams (mhc) or one a stream with shared weights (hc); ``more``: gradients from elsewhere."""
     memory = Memory(tokens, width, dtype, layout, seed)
     groups, together = (streams, 1) if hc else (1, streams)
+    assume(together * width > 1)  # the norm of one channel is its sign: its gradient is rounding alone
     rows = streams + 2 if hc else 2 * streams + streams**2
     x, dx, w = memory.rows(streams), memory.rows(streams, fill=False), memory.table(rows, together, width)
     w /= width**0.5
